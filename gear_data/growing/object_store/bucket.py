@@ -74,9 +74,14 @@ class Bucket:
         """
         return self.versioned()[1]
 
-    def versioned(self) -> tuple[VersionedFile | None, Manifest | None]:
-        """Returns `newest`, and its file for a conditional put."""
-        return self._read(MANIFEST_NAME)
+    def versioned(self, file: str = MANIFEST_NAME) -> tuple[VersionedFile | None, Manifest | None]:
+        """Returns a manifest, and its file for a conditional put. See `manifest`.
+
+        Args:
+            file: the file of the newest manifest, or of a generation.
+        """
+        found = self.conditional.read(file)
+        return found, None if found is None else Manifest.from_bytes(found.data, join(self.url, file))
 
     def manifest(self, file: str) -> Manifest | None:
         """Returns the manifest of a generation; None if it does not exist.
@@ -85,8 +90,4 @@ class Bucket:
             ManifestError, VersionError: the manifest cannot be used.
             RemoteError: the server cannot be reached.
         """
-        return self._read(file)[1]
-
-    def _read(self, file: str) -> tuple[VersionedFile | None, Manifest | None]:
-        found = self.conditional.read(file)
-        return found, None if found is None else Manifest.from_bytes(found.data, join(self.url, file))
+        return self.versioned(file)[1]

@@ -9,11 +9,13 @@ from contextlib import contextmanager
 
 from gear_data.errors import CorruptShardError, GearError, RemoteError
 from gear_data.growing.added_journals import AddedJournal
+from gear_data.growing.next_generation import growth_of
 from gear_data.growing.object_store.bucket import Bucket
 from gear_data.growing.object_store.mirror import Mirror
 from gear_data.growing.object_store.retirement import remove_published, remove_replaced
 from gear_data.growing.object_store.sealed_objects import (
     SealedName,
+    have_gaps,
     listed_journals,
     read_sealed,
     waiting_journals,
@@ -63,12 +65,24 @@ class BucketGenerations(GenerationStore[SealedName]):
             raise Overtaken from error
 
     def waiting(self, growth: Growth) -> Sequence[SealedName]:
-        self._journals = listed_journals(self._bucket.objects.files(JOURNALS))
+        names = self._waiting(growth)
+        if have_gaps(names, growth):
+            # A listing in pages may lack a journal and have a later one: both were put between two of its pages. The
+            # dataset would seem to have both. A second listing has all that were put before the last ones of the first.
+            last = {name.writer: name.number for name in names}
+            names = [name for name in self._waiting(growth) if name.number <= last.get(name.writer, -1)]
         self.kept = {name.writer for name in self._journals}
-        names = [name for name in waiting_journals(self._journals) if not name.is_published(growth)]
         if names and self._current is not None:
             self.files.fetch(self._current)
         return names
+
+    def _waiting(self, growth: Growth) -> list[SealedName]:
+        """Lists the sealed journals, and returns those that a dataset lacks, in order.
+
+        Keeps all of them for `clean`.
+        """
+        self._journals = listed_journals(self._bucket.objects.files(JOURNALS))
+        return [name for name in waiting_journals(self._journals) if not name.is_published(growth)]
 
     def named(self, generation: int) -> str:
         self._mark = f"{generation:06d}-{secrets.token_hex(4)}"  # two processes may try to make the same generation
@@ -91,6 +105,7 @@ class BucketGenerations(GenerationStore[SealedName]):
         size = sum(each for file, each in sizes.items() if file.startswith(f"shards/{journal}-"))
         document = reason_file(reason, f"{JOURNALS}/{journal}", 0, size)
         put_text(self._bucket.objects, journal.reason, document.decode())
+        self._journals[journal].append(journal.reason)  # this publication may take later journals of the series
         text = "%s: a sealed journal cannot be published, and is kept: see gear-data journal show %s %s: %s"
         _log.warning(text, self.name, self.name, journal, reason)
 
@@ -101,14 +116,38 @@ class BucketGenerations(GenerationStore[SealedName]):
             # The manifest that is replaced stays readable. All processes write the same text.
             put_text(self._bucket.objects, generation_file(self._current.generation), self._found.data.decode())
             etag = self._found.etag
-        if not self._bucket.conditional.put(MANIFEST_NAME, text.encode(), etag):
-            with self._warns("files that are not needed stay for now"):
-                self._bucket.objects.remove_all([file for file in self.files.written if self._mark in file])
-            self.files.forget(self.files.written)
-            raise Overtaken
+        data = text.encode()
+        if not self._bucket.conditional.put(MANIFEST_NAME, data, etag):
+            winner = self._winner(manifest)
+            if winner != data:
+                if winner is not None:  # no manifest has the files then, now or later
+                    with self._warns("files that are not needed stay for now"):
+                        self._bucket.objects.remove_all([file for file in self.files.written if self._mark in file])
+                self.files.forget(self.files.written)
+                raise Overtaken
         with self._warns(f"{CARD_NAME} cannot be written"):
             if card is not None and self._bucket.objects.size(CARD_NAME) is None:
                 put_text(self._bucket.objects, CARD_NAME, card)
+
+    def _winner(self, manifest: Manifest) -> bytes | None:
+        """Returns the manifest that was published under the number of a generation.
+
+        It may be the generation itself: the answer of its put was lost, and another process published the next one.
+
+        Args:
+            manifest: of the generation, whose put failed.
+
+        Returns:
+            None if nobody knows. The server may still work at the put. `remove_unfinished` decides later.
+        """
+        found, newest = self._bucket.versioned()
+        if newest is not None and newest.generation > manifest.generation:
+            found, newest = self._bucket.versioned(generation_file(manifest.generation))
+        if found is None or newest is None or newest.generation != manifest.generation:
+            return None
+        # First generations that are made at once have different ids.
+        is_same_dataset = manifest.generation == 1 or growth_of(newest).id == growth_of(manifest).id
+        return found.data if is_same_dataset else None
 
     def clean(self, newest: Manifest) -> None:
         with self._warns("files that are not needed any more stay for now"):

@@ -71,7 +71,7 @@ def remove_replaced(bucket: Bucket, mirror: Mirror, newest: Manifest) -> None:
         old = bucket.manifest(generation_file(generation))
         new = newest if follower == newest.generation else bucket.manifest(generation_file(follower))
         if old is not None and new is not None:
-            gone = sorted(_files(mirror, old) - _files(mirror, new))
+            gone = sorted(_left_files(mirror, old) - _files(mirror, new))
             # Tables last: they name the videos.
             bucket.objects.remove_all([file for file in gone if not file.startswith(f"{TABLES}/")])
             bucket.objects.remove_all([file for file in gone if file.startswith(f"{TABLES}/")])
@@ -121,10 +121,11 @@ def remove_unfinished(bucket: Bucket) -> None:
     Raises:
         GearError: a file cannot be read or removed. A later call goes on.
     """
+    # The listing first: a journal that it lacks, because it was published meanwhile, is in the newest generation.
+    times = bucket.objects.times()
     newest = bucket.newest()
     if newest is None or newest.growth is None:
         return
-    times = bucket.objects.times()
     journals = listed_journals(list(times))
     replaced = _replaced({file: time for file, time in times.items() if file.startswith(f"{GENERATIONS}/")})
     listed: dict[int, set[str]] = {newest.generation: _listed(newest)}
@@ -135,7 +136,7 @@ def remove_unfinished(bucket: Bucket) -> None:
         if file.startswith(PROBE):
             gone.append(file)
         elif (journal := SealedName.of(name)) is not None:
-            if not journal.is_published(newest.growth) and journal.manifest not in journals.get(journal, ()):
+            if not journal.may_be_published(newest.growth) and journal.manifest not in journals.get(journal, ()):
                 gone.append(file)
         elif (match := _MADE.match(name)) is not None and file not in listed[newest.generation]:
             # A file of generation g is in g and in all later ones up to some generation.
@@ -181,10 +182,21 @@ def _listed(manifest: Manifest) -> set[str]:
 
 
 def _files(mirror: Mirror, manifest: Manifest) -> set[str]:
-    """Returns all files of a generation."""
+    """Returns all files of a generation.
+
+    Raises:
+        FileNotFoundError, GearError: a table cannot be read. Then nobody knows which videos the generation has.
+    """
+    mirror.fetch(manifest)
+    return _listed(manifest) | kept_videos(mirror.folder, manifest)
+
+
+def _left_files(mirror: Mirror, manifest: Manifest) -> set[str]:
+    """Returns the files that are left of a generation.
+
+    An earlier call may have ended after it removed the tables, and so after the videos.
+    """
     try:
-        mirror.fetch(manifest)
-        return _listed(manifest) | kept_videos(mirror.folder, manifest)
+        return _files(mirror, manifest)
     except (FileNotFoundError, CorruptShardError):
-        # An earlier call was killed after it removed the tables, and so after the videos.
         return _listed(manifest)

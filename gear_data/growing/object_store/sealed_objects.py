@@ -19,12 +19,14 @@ from pathlib import Path
 
 from gear_data.growing.added_journals import AddedJournal, placed
 from gear_data.growing.draft import draft_of
+from gear_data.growing.next_generation import REMEMBERED
 from gear_data.growing.object_store.bucket import Bucket
 from gear_data.growing.object_store.mirror import Mirror
 from gear_data.growing.part_statistics import part_file
 from gear_data.ingest.videos.draft import kept_videos
 from gear_data.storage.atomic import link_file
 from gear_data.storage.generations.growth import JOURNALS, Growth, Part
+from gear_data.storage.journal.writing import is_series
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest
 from gear_data.storage.writing.staging import manifest_text, write_table
 from gear_data.video.index_tables import FILES_TABLE
@@ -73,6 +75,12 @@ class SealedName:
         """Returns whether a dataset has the journal."""
         return growth.has_journal(self.writer, self.number)
 
+    def may_be_published(self, growth: Growth) -> bool:
+        """Returns whether a dataset has the journal, or may have forgotten that it has it."""
+        # An id of an earlier version does not say when its journal began. So it may be one that was forgotten.
+        is_old = not is_series(self.writer) and len(growth.sealed) >= REMEMBERED
+        return is_old or self.is_published(growth) or growth.has_forgotten(self.writer)
+
 
 def listed_journals(files: Sequence[str]) -> dict[SealedName, list[str]]:
     """Returns the files of sealed journals in `journals/`, by the names of the journals in order."""
@@ -87,6 +95,21 @@ def listed_journals(files: Sequence[str]) -> dict[SealedName, list[str]]:
 def waiting_journals(listed: Mapping[SealedName, Sequence[str]]) -> list[SealedName]:
     """Returns the sealed journals that are complete and not set aside, in order."""
     return [name for name, files in listed.items() if name.manifest in files and name.reason not in files]
+
+
+def have_gaps(names: Sequence[SealedName], growth: Growth) -> bool:
+    """Returns whether numbers are missing below those of some journals.
+
+    Args:
+        names: the journals that a dataset lacks, in order.
+        growth: of the dataset.
+    """
+    numbers = {writer: last.number for writer, last in growth.sealed.items()}
+    for name in names:
+        if name.number != numbers.get(name.writer, -1) + 1:
+            return True
+        numbers[name.writer] = name.number
+    return False
 
 
 def claim_name(bucket: Bucket, name: SealedName, fingerprint: str) -> bool:

@@ -160,7 +160,7 @@ class _Uploads:
             comes_back = file not in self._journals.new and self._bucket.conditional.read(name.claim) is None
             return SealedJournal(name.writer, name.number, folder, Manifest.load(folder), comes_back)
 
-        earlier = {file: seal(file) for file in files if _may_have(growth, names[file])}
+        earlier = {file: seal(file) for file in files if names[file].may_be_published(growth)}
         lacks = self._lacks(growth, [journal for journal in earlier.values() if journal is not None])
         for file in files:
             journal = earlier[file] if file in earlier else seal(file)
@@ -215,10 +215,6 @@ def _name_of(file: Path, journal: Journal) -> SealedName:
     """Returns the name of a sealed journal. The same journal has the same one, on every machine."""
     writer = journal.series or journal.id.decode() or xxhash.xxh3_64_hexdigest(file.read_bytes())
     return SealedName(writer, int(file.stem))
-
-
-def _may_have(growth: Growth, name: SealedName) -> bool:
-    return name.is_published(growth) or growth.has_forgotten(name.writer)
 
 
 def _acceptance(bucket: Bucket, manifest: Manifest | None) -> Acceptance:
