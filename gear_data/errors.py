@@ -189,7 +189,7 @@ class FindingError(GearError, ValueError):
 
 
 class NonFiniteError(FindingError):
-    """Raised for a numeric column with NaN or Inf: by `strict`, and by statistics of relative columns.
+    """Raised for a numeric column with NaN or Inf: by `strict`, and where a loader normalises the column.
 
     Fix the source, or turn `strict` off; or leave the episode out.
     """

@@ -14,6 +14,7 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.pooled import PooledColumn, pooled_quantiles, pooled_statistics
 from gear_data.dataset.relative.chunks import Chunks
 from gear_data.dataset.relative.statistics import centre_and_half, chunk_statistics
+from gear_data.dataset.steps.finite import refuse_non_finite
 from gear_data.errors import InvalidArgumentError, StateMismatchError, unknown_name
 from gear_data.loaders.presets.outputs import normalization_columns
 from gear_data.loaders.presets.relative import RelativeColumn, difference_chunks
@@ -108,6 +109,12 @@ class NormalizedDataset:
         )
         return np.concatenate(means), np.concatenate(deviations)
 
+    def check_finite(self, name: str) -> None:
+        """Raises NonFiniteError if a column has NaN or infinities. Statistics of relative columns check their own."""
+        if name not in self.relative:
+            for part in self.stored_parts(name):
+                refuse_non_finite(self.dataset, part)
+
     def form(self, name: str) -> tuple[Any, ...]:
         """Returns what the statistics of a column are of: their number, and what is subtracted."""
         parts = self.stored_parts(name)
@@ -131,7 +138,7 @@ def normalization_statistics(datasets: Sequence[NormalizedDataset]) -> list[dict
         UnknownNameError: no such column.
         InvalidArgumentError: `normalize` is of another form; or datasets do not normalise a column alike, or have
             columns of unlike shape.
-        NonFiniteError: a relative column, or the one that is subtracted, has NaN or infinities.
+        NonFiniteError: a column, or the one that is subtracted, has NaN or infinities.
     """
     ways = [each.ways() for each in datasets]
     found: dict[str, MeanAndStd] = {}
@@ -141,6 +148,9 @@ def normalization_statistics(datasets: Sequence[NormalizedDataset]) -> list[dict
         for number in having[1:]:
             _check_alike(name, (datasets[first], datasets[number]), (ways[first].get(name), ways[number].get(name)))
         way = ways[first][name]
+        if isinstance(way, str) and way != "imagenet":
+            for number in having:
+                datasets[number].check_finite(name)
         found[name] = _together(name, way, [datasets[number] for number in having]) if isinstance(way, str) else way
     return [{name: found[name] for name in own} for own in ways]
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 
 import numpy as np
+import polars as pl
 import pytest
 import torch
 
+import gear_data
 from gear_data import BatchOptions, Mixture, SequenceLoader
-from gear_data.errors import InvalidArgumentError, UnknownNameError
+from gear_data.errors import InvalidArgumentError, NonFiniteError, UnknownNameError
+from tests.support.feed import data as feed_data
 
 OPTIONS = {"batch_size": 16, "context": 5, "seed": 2, "columns": ["observations", "actions"]}
 
@@ -175,3 +178,85 @@ def test_each_dataset_of_a_mixture_has_its_own_quantiles(dataset):
     for part, spec in zip(parts, loader.spec()["datasets"], strict=True):
         low, high = part.quantiles("observations")
         np.testing.assert_allclose(spec["normalize"]["observations"][0], (low + high) / 2)
+
+
+@pytest.fixture
+def gaps(make_dataset, episodes):
+    """NaN in the first element of one observation of episode 3; an infinite action in episode 6."""
+    episodes = copy.deepcopy(episodes)
+    episodes[3]["observations"][12, 0] = np.nan
+    episodes[6]["actions"][0, 2] = -np.inf
+    return make_dataset(episodes, shard_bytes=1024)
+
+
+@pytest.mark.parametrize("mode", ["mean-std", "quantiles", "minmax"])
+def test_nan_in_a_normalised_column_is_refused_by_its_place(gaps, mode):
+    with pytest.raises(NonFiniteError) as error:
+        SequenceLoader(gaps, **OPTIONS, normalize=mode)
+    place = (error.value.file, error.value.column)
+    assert place == (str(gaps.path), "observations")
+    assert "step 12 of episode 3 has NaN" in error.value.message and "1 of 9 episodes" in error.value.message
+    with pytest.raises(NonFiniteError, match="step 0 of episode 6"):
+        SequenceLoader(gaps.filter("episode_id > 3"), **OPTIONS, normalize={"actions": mode})
+    with pytest.raises(NonFiniteError, match="step 12 of episode 3"):
+        Mixture([gaps, gaps], [1, 1], normalize=mode, **OPTIONS)
+    SequenceLoader(gaps, **OPTIONS)
+
+
+def test_the_remedies_for_nan_work(gaps):
+    """Each remedy that the message names."""
+    with pytest.raises(NonFiniteError) as error:
+        SequenceLoader(gaps, **OPTIONS, normalize=True)
+    hint = error.value.hint
+    assert "ds.filter('episode_id not in (3)')" in hint
+    assert "(ds.statistics['observations'].mean, ds.statistics['observations'].std)" in hint
+    left = gaps.filter("episode_id not in (3)")
+    assert len(left) == 8
+    values = steps_of(left, "observations")
+    loader = SequenceLoader(left, **OPTIONS, normalize=True)
+    np.testing.assert_allclose(loader.spec()["normalize"]["observations"], [values.mean(0), values.std(0)], rtol=1e-6)
+    found = gaps.statistics["observations"]
+    loader = SequenceLoader(gaps, 64, context=1, normalize={"observations": (found.mean, found.std)})
+    batches = torch.cat([loader.batch(step)["observations"] for step in range(20)])
+    assert batches.isnan().any() and batches[..., 1:].isfinite().all()
+
+
+def test_nan_that_no_batch_has_may_stay(gaps):
+    """In steps that a filter excludes, and in elements that no part of a stack has."""
+    finite = pl.col("observations").arr.get(0).is_finite()
+    SequenceLoader(gaps.filter_steps(finite, mode="all"), **OPTIONS, normalize=True)
+    with pytest.raises(NonFiniteError):  # windows may go on to these steps
+        SequenceLoader(gaps.filter_steps(finite), **OPTIONS, normalize=True)
+    parts = {"state": [{"column": "observations", "elements": [1, 4]}]}
+    loader = SequenceLoader(gaps, 16, context=5, stack=parts, normalize={"state": "mean-std"})
+    assert loader.batch(0)["state"].isfinite().all()
+    with pytest.raises(NonFiniteError, match="step 12 of episode 3"):
+        parts["state"][0]["elements"] = [0, 2]
+        SequenceLoader(gaps, 16, context=5, stack=parts, normalize={"state": "mean-std"})
+
+
+def test_many_episodes_with_nan_are_counted(make_dataset, episodes):
+    episodes = [copy.deepcopy(episodes[2]) for _ in range(15)]
+    for number, episode in enumerate(episodes):
+        episode["observations"] += number
+        episode["observations"][number % 3 :, 3] = np.nan if number > 2 else 0
+    with pytest.raises(NonFiniteError, match=r"step 0 of episode 3 .*; 12 of 15 episodes") as error:
+        SequenceLoader(make_dataset(episodes), normalize="all")
+    assert "ds.filter" not in error.value.hint and "ds.statistics['observations'].mean" in error.value.hint
+
+
+def test_absent_values_are_no_nan(episodes, tmp_path):
+    """A source lacks the column. Its steps have no value, which statistics leave out, too."""
+    torque = [{**episode, "torque": episode["rewards"] + 1} for episode in copy.deepcopy(episodes)]
+    feed_data.write_episodes(torque[:4], tmp_path / "with.parquet")
+    feed_data.write_episodes(episodes[4:], tmp_path / "without.parquet")
+    sources = [tmp_path / "with.parquet", tmp_path / "without.parquet"]
+    gear_data.convert(sources, tmp_path / "whole", format="episode-rows", progress=False)
+    spec = SequenceLoader(gear_data.open(tmp_path / "whole"), normalize={"torque": "mean-std"}).spec()
+    values = np.concatenate([episode["torque"] for episode in torque[:4]]).astype(np.float64)
+    np.testing.assert_allclose(spec["normalize"]["torque"], [[values.mean()], [values.std()]], rtol=1e-6)
+    torque[2]["torque"][9] = np.nan
+    feed_data.write_episodes(torque[:4], tmp_path / "with.parquet")
+    gear_data.convert(sources, tmp_path / "damaged", format="episode-rows", progress=False)
+    with pytest.raises(NonFiniteError, match=r"step 9 of episode 2 .*; 1 of 9 episodes"):
+        SequenceLoader(gear_data.open(tmp_path / "damaged"), normalize={"torque": "mean-std"})

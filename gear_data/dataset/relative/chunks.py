@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.episode_blocks import block_ranges
+from gear_data.dataset.steps.finite import place_of
 from gear_data.errors import NonFiniteError, UnsupportedColumnError
 from gear_data.kernels import cpu
 
@@ -133,13 +134,10 @@ class Chunks:
         if np.isfinite(values).all():
             return
         row, element = np.argwhere(~np.isfinite(values))[0].tolist()
-        ends = np.cumsum(lengths)
-        place = int(np.searchsorted(ends, row, side="right"))
-        ids = self.dataset.episode_ids
-        episode = first + place if ids is None else int(ids[first + place])
+        episode, step = place_of(self.dataset, first, lengths, row)
         raise NonFiniteError(
-            f"element {element} is {values[row, element]} at step {row - int(ends[place] - lengths[place])} of episode "
-            f"{episode}, and statistics of differences need all values",
+            f"element {element} is {values[row, element]} at step {step} of episode {episode}, and statistics of "
+            "differences need all values",
             file=str(self.dataset.path),
             column=", ".join(names),
             hint=f"leave the episode out with ds.filter('episode_id != {episode}'), or give normalize= a mapping of "
