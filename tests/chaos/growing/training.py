@@ -31,6 +31,7 @@ import numpy as np
 import psutil
 import torch
 import torch.distributed
+from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from torch.utils.data import DataLoader
 
@@ -279,11 +280,11 @@ def live(folder: Path, plan: _Plan, world: _World, seed: int) -> None:
 def _join(folder: Path, plan: _Plan, world: _World, seed: int, rank: int | None) -> None:
     """Trains as one rank of torch.distributed. It is None if torchrun's agent has set it."""
     if rank is None:
-        torch.distributed.init_process_group("gloo")
         try:
+            torch.distributed.init_process_group("gloo")
             train(folder, plan, world, seed, torch.distributed.get_rank())
-        except (GearError, RuntimeError):
-            # The others notice that a rank was killed. Then the agent ends them, and starts all again.
+        except (GearError, RuntimeError, SignalException):
+            # The others notice that a rank was killed, or the agent ends them first. Then it starts all again.
             if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and (folder / f"killed-{os.getppid()}").exists():
                 os._exit(1)
             raise
