@@ -40,7 +40,7 @@ class TakenSteps:
     def interpolate(self, memory: npt.NDArray[np.uint8], rows: Int64Array | slice) -> None:
         """Fills rows of the array with the steps between listed steps."""
         own = self._array(self.span, memory)[rows]
-        valid = own == self.output.valid if self.mask is None else self._array(self.mask, memory)[rows]
+        valid = valid_steps(own, self.output) if self.mask is None else self._array(self.mask, memory)[rows]
         self._array(self.whole, memory)[rows] = interpolated(own, valid, self._numbers, half=self.output.half)
 
     @cached_property
@@ -96,6 +96,21 @@ StepNumbers = tuple[Int64Array, npt.NDArray[np.float64]]
 def step_numbers(output: Output) -> StepNumbers:
     """Returns the numbers of an output whose steps are interpolated."""
     return np.array(output.places, np.int64), np.array(output.weights, np.float64)
+
+
+def valid_steps(mask: npt.NDArray[Any], output: Output) -> npt.NDArray[np.bool_]:
+    """Returns which steps of a mask are no padding.
+
+    Args:
+        mask: [..., steps, *shape], maybe of the elements of a step.
+        output: the mask's output.
+
+    Returns:
+        bool [..., steps].
+    """
+    of_step = tuple(range(-len(output.shape), 0))
+    valid: npt.NDArray[np.bool_] = (mask == output.valid).all(axis=of_step)
+    return valid
 
 
 def interpolated(

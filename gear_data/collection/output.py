@@ -225,10 +225,10 @@ class Output:
     def as_absent(self) -> Output:
         """Returns the output of a dataset that lacks the column: an array of the same layout, of zeros.
 
-        A mask says that all steps are padding.
+        A mask says that all steps are padding. A constant says of a present column that it is there: it is zero, too.
         """
         own: dict[str, Any] = {each.name: each.default for each in dataclasses.fields(self) if each.name in _OF_VALUES}
-        value = 0 if self.column else self.fill
+        value = 0 if self.column or np.array_equal(self.valid, self.fill) else self.fill
         return dataclasses.replace(self, **{**own, "valid": value, "fill": value, "absent": True})
 
     @property

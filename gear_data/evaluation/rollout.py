@@ -12,7 +12,7 @@ from typing import Any, Never
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.collection.listed_steps import interpolated, step_numbers
+from gear_data.collection.listed_steps import interpolated, step_numbers, valid_steps
 from gear_data.collection.output import CHANNELS_FIRST, MASK, Output, Padding, output_from_json, pixel_values
 from gear_data.common.keywords import refuse_keywords_of, suggest_keywords
 from gear_data.error_text import shown
@@ -55,7 +55,8 @@ class Rollout:
             )
         if any(not o.within_window for o in outputs) and any(o.within_window and o.width > 1 for o in outputs):
             raise InvalidArgumentError(
-                "the batches have columns with offsets, and windows of several steps", hint="train with context=1"
+                "the batches have columns with offsets, and windows of several steps",
+                hint="train with context=1, and with offsets for the columns of several steps: {'actions': (0, 16)}",
             )
         # Whether arrays of the window's steps begin with the current step.
         self._ahead = any(o.squeeze_time and o.column and o.source not in _OF_STEPS for o in outputs)
@@ -246,13 +247,13 @@ class Rollout:
         """Returns an array of a batch without the axis of windows."""
         if output.weights is not None:
             span = self._array(output.span)
-            valid = self._array(output.span_mask) if output.column else span == output.valid
+            valid = self._array(output.span_mask) if output.column else valid_steps(span, output)
             (between,) = interpolated(span[np.newaxis], valid[np.newaxis], step_numbers(output))
             return np.asarray(between)
         if output.steps is not None:
             return self._array(output.span)[list(output.places)]
         if output.absent:
-            return np.zeros(output.array_shape, output.dtype)
+            return np.full(output.array_shape, output.valid, output.dtype)
         if output.real is not None:
             wide = np.zeros(output.array_shape, output.dtype)
             wide[..., : output.real] = self._array(output.without_zeros)

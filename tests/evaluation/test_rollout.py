@@ -92,6 +92,22 @@ def test_a_range_of_observations_without_the_actions_to_predict(dataset, episode
             np.testing.assert_allclose(inputs[key][0], batch[key][row], rtol=1e-6, err_msg=f"{key} of row {row}")
 
 
+def test_a_preset_of_chunks(dataset, episodes):
+    """As the hint of the error says."""
+    with pytest.raises(InvalidArgumentError, match="windows of several steps") as error:
+        Rollout.from_spec(loader_of(dataset, context=4, preset="groot").spec())
+    assert "with offsets for the columns of several steps: {'actions': (0, 16)}" in error.value.hint
+    loader = loader_of(dataset, context=1, preset="groot", offsets={"actions": (0, 16)})
+    (batch,) = loader
+    every = inputs_of_episodes(loader, episodes)
+    assert len(every) == sum(LENGTHS) and "action" not in every[0] and "state" in every[0]
+    for row, inputs in enumerate(every):
+        np.testing.assert_allclose(inputs["state"][0], batch["state"][row], rtol=1e-5, atol=1e-5, err_msg=f"row {row}")
+    rollout = Rollout.from_spec(loader.spec())
+    rollout.reset(episodes[0]["observations"][0])
+    assert rollout.action(np.zeros((16, 132))).tolist() == [0, 0, 0]
+
+
 def test_listed_steps_of_observations_and_actions(dataset, episodes):
     offsets = {"observations": [-3, 0], "actions": [0, 2]}
     loader = loader_of(dataset, context=1, preset="lerobot", offsets=offsets, columns=["observations", "actions"])
