@@ -35,6 +35,8 @@ _REQUEST_BYTES = 32 << 20
 MANY = 5
 
 _TOO_MANY = 429
+#: The error of HuggingFace's client in its offline mode.
+_OFFLINE = "OfflineModeIsEnabled"
 _HINT = "check that the server runs and that the endpoint is right; then run the same command again"
 _LIMITED_HINT = (
     "the server limits how often it is asked: log in (the hub allows more requests then), raise cache_bytes, use fewer "
@@ -197,6 +199,16 @@ def is_transient(error: BaseException) -> bool:
     return any(_is_transient_cause(cause) for cause in _causes(error))
 
 
+def is_unreachable(error: BaseException) -> bool:
+    """Returns whether a failure says that a server cannot be reached, or that HuggingFace's offline mode is on.
+
+    A server that limits how often it is asked (429) is reached.
+    """
+    if _TOO_MANY in http_statuses(error):
+        return False
+    return is_transient(error) or any(type(cause).__name__ == _OFFLINE for cause in _causes(error))
+
+
 def http_statuses(error: BaseException) -> frozenset[int]:
     """Returns the HTTP statuses of an error and its causes."""
     return frozenset(status for cause in _causes(error) if (status := _http_status(cause)) is not None)
@@ -241,8 +253,8 @@ def _is_transient_cause(error: BaseException) -> bool:
     if isinstance(error, GearError | FileNotFoundError | PermissionError):
         return False
     if isinstance(error, ConnectionError | TimeoutError):
-        # HuggingFace's client raises `OfflineModeIsEnabled`, a ConnectionError. Retries do not change the mode.
-        return type(error).__name__ != "OfflineModeIsEnabled"
+        # The error of the offline mode is a ConnectionError. Retries do not change the mode.
+        return type(error).__name__ != _OFFLINE
     if isinstance(error, OSError) and error.errno in _ERRNOS:
         return True
     return _http_status(error) in _STATUSES or any(kind.__name__ in _TRANSIENT for kind in type(error).__mro__)

@@ -26,6 +26,7 @@ from gear_data.errors import (
     InvalidArgumentError,
     MissingShardsError,
     NodeUnreachableError,
+    RemoteError,
     unknown_name,
 )
 from gear_data.selection.samplers import AnySampler
@@ -105,7 +106,7 @@ def open_dataset(
 
     Raises:
         DatasetNotFoundError: `path` has no dataset, or an unfinished conversion.
-        RemoteError: the server cannot be reached.
+        RemoteError: the server cannot be reached, and the cache has no conversion of the source.
         ClusterError: the nodes cannot be reached, refuse the request, or do not hold all shards.
         VersionError, ManifestError, CorruptShardError: the dataset cannot be used.
         HostMemoryError: with `host` or `pinned`, the columns are larger than the available memory.
@@ -140,13 +141,18 @@ def open_dataset(
             return open_remote(place, residency, on_bad_shard, cache_dir, cache_bytes, transport, follow=follow)
         return open_local(place, residency, on_bad_shard, cache_dir, cache_bytes)
 
+    failure: RemoteError | None = None
     if convert is None and cluster is None and isinstance(path, str | os.PathLike) and is_remote(plain_path(path)):
         try:
             return opened(path)  # of a dataset, this saves a request
         except DatasetNotFoundError:
             if follow or is_cluster(plain_path(path)):
                 raise
-    with dataset_place(path, convert, cache_dir, follow=follow) as place:
+        except RemoteError as error:
+            if follow or is_cluster(plain_path(path)):
+                raise
+            failure = error
+    with dataset_place(path, convert, cache_dir, follow=follow, failure=failure) as place:
         return opened(place)
 
 
@@ -157,32 +163,40 @@ def dataset_place(
     cache_dir: str | os.PathLike[str] | None = None,
     *,
     follow: bool = False,
+    failure: RemoteError | None = None,
 ) -> Iterator[str | os.PathLike[str]]:
     """Yields the folder or URL of a dataset: for a source its dataset in the cache, else the path itself.
 
     Args:
         path, convert, cache_dir: see `open_dataset`.
         follow: the path is of a dataset, which may not be there yet.
+        failure: the error of an earlier request for the URL. The URL is not asked again: only an earlier conversion can
+            be opened.
 
     Raises:
         InvalidArgumentError: options of a conversion are given, and the path is of a dataset.
+        RemoteError: the server cannot be reached, and the cache has no conversion of the URL.
         GearError: the errors of a conversion.
     """
-    if follow or _is_dataset(path):
-        if convert is not None:
-            raise InvalidArgumentError(
-                f"convert= has the options of the conversion of a source, and {path} is a dataset",
-                hint="leave convert out",
-            )
-        yield path
+    is_dataset = is_source = False
+    if failure is None:
+        try:
+            is_dataset = follow or _is_dataset(path)
+            is_source = not is_dataset and _is_source(path)
+        except RemoteError as error:
+            failure = error
+    if is_dataset and convert is not None:
+        raise InvalidArgumentError(
+            f"convert= has the options of the conversion of a source, and {path} is a dataset",
+            hint="leave convert out",
+        )
+    if failure is None and not is_source:
+        yield path  # of what is no dataset, opening it says what is missing
         return
     # Datasets do not need it.
-    from gear_data.ingest.cached.opening import may_be_source, source_dataset
+    from gear_data.ingest.cached.opening import source_dataset
 
-    if not may_be_source(path):
-        yield path  # opening it says what is missing
-        return
-    with source_dataset(path, convert, cache_dir) as folder:
+    with source_dataset(path, convert, cache_dir, failure) as folder:
         yield folder
 
 
@@ -198,6 +212,12 @@ def _is_dataset(path: Any) -> bool:
     from gear_data.storage.remote.object_store import open_file_store
 
     return open_file_store(text).size(MANIFEST_NAME) is not None
+
+
+def _is_source(path: Any) -> bool:
+    from gear_data.ingest.cached.opening import may_be_source
+
+    return may_be_source(path)
 
 
 def _wait_for_manifest(path: str | os.PathLike[str]) -> None:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from gear_data.common.extras import import_datasets
 from gear_data.common.paths import is_remote, is_utf8, missing_hint, plain_path, printable
-from gear_data.common.retry import MANY, answer_of, with_retries
+from gear_data.common.retry import MANY, is_transient, with_retries
 from gear_data.errors import (
     CorruptSourceError,
     GearError,
@@ -493,7 +493,8 @@ def hub_commit(name: str) -> str:
     """Returns the hash of the newest commit of a dataset on the hub, or of its revision, by one request.
 
     Raises:
-        SourceNotFoundError: the hub has no such dataset or revision, or cannot be reached.
+        SourceNotFoundError: the hub has no such dataset or revision, refuses access, or is not asked (offline mode).
+        RemoteError: the hub cannot be reached, or limits how often it is asked. The request was tried several times.
     """
     return str(_hub_info(name).sha)
 
@@ -501,8 +502,9 @@ def hub_commit(name: str) -> str:
 def _hub_info(name: str) -> Any:
     """Returns what the hub says about a dataset. Raises the errors of `hub_commit`."""
     repository, revision = _hub_parts(name)
+    action = "be looked up on the hub (it is no folder here)"
     with _typed_hub_errors(name):
-        return answer_of(lambda: _dataset_info(repository, revision), MANY)
+        return with_retries(lambda: _dataset_info(repository, revision), action, name, MANY)
 
 
 def _dataset_info(repository: str, revision: str | None) -> Any:
@@ -548,20 +550,26 @@ def _hub(name: str, split: str | None) -> Location:
         location = _remote(f"hf://datasets/{repository}@{info.sha}")
         return _choose_split(replace(location, name=name), split)
     with _typed_hub_errors(name):
-        found = answer_of(
-            lambda: import_datasets().load_dataset(repository, revision=revision, split=split, streaming=True), MANY
+        found = with_retries(
+            lambda: import_datasets().load_dataset(repository, revision=revision, split=split, streaming=True),
+            "be read",
+            name,
+            MANY,
         )
     return Location(name, dataset=HubRows(_object(found, split if isinstance(found, dict) else None).dataset, name))
 
 
 @contextmanager
 def _typed_hub_errors(name: str) -> Iterator[None]:
-    """Converts errors of the block, which asks the hub about a dataset."""
+    """Converts errors of the block, which asks the hub about a dataset. Transient failures stay RemoteErrors."""
     try:
         yield
     except Exception as error:  # datasets raises many kinds of errors, and so does its HTTP client
+        if isinstance(error, GearError) and (not isinstance(error, RemoteError) or is_transient(error)):
+            raise
+        cause = error.__cause__ if isinstance(error, RemoteError) and error.__cause__ is not None else error
         raise SourceNotFoundError(
-            f"no such file or folder, and it cannot be read as a hub dataset: {type(error).__name__}: {error}",
+            f"no such file or folder, and it cannot be read as a hub dataset: {type(cause).__name__}: {cause}",
             file=name,
             hint="check the path; a hub dataset needs network access, and a login if it is private",
-        ) from error
+        ) from cause

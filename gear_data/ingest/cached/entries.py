@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from gear_data.common.file_lock import remove_unlocked
+from gear_data.common.paths import absolute_path
 from gear_data.common.typed_json import resolved
 from gear_data.errors import DestinationExistsError, InvalidArgumentError
 from gear_data.storage.atomic import typed_write_errors, write_text
@@ -151,7 +152,7 @@ def find_entries(cache: Path, name: str) -> list[CacheEntry]:
     Raises:
         InvalidArgumentError: there is none.
     """
-    places = {name, os.path.abspath(name), os.path.realpath(name)}
+    places = {name, absolute_path(name)}  # as `open` names a source
     found = [entry for entry in list_entries(cache) if entry.key == name or entry.source in places]
     if not found:
         raise InvalidArgumentError(f"the cache has no conversion {name!r}", hint="gear-data cache list shows all")

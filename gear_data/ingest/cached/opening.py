@@ -16,10 +16,11 @@ import xxhash
 
 from gear_data.common.keywords import check_group
 from gear_data.common.paths import is_remote
-from gear_data.common.retry import is_transient
+from gear_data.common.retry import is_unreachable
 from gear_data.errors import (
     CorruptShardError,
     GearError,
+    RemoteError,
     ResumeError,
     SourceChangedError,
     SourceNotFoundError,
@@ -88,7 +89,10 @@ def _is_dataset_folder(path: str) -> bool:
 
 @contextmanager
 def source_dataset(
-    source: Any, options: ConvertOptions | None, cache_dir: str | os.PathLike[str] | None
+    source: Any,
+    options: ConvertOptions | None,
+    cache_dir: str | os.PathLike[str] | None,
+    failure: RemoteError | None = None,
 ) -> Iterator[Path]:
     """Yields the folder of a source's dataset in the cache. It is not removed while the block runs.
 
@@ -96,8 +100,11 @@ def source_dataset(
         source: the source, as in `convert`.
         options: the options of its conversion.
         cache_dir: the folder of the cache; None is `default_folder`.
+        failure: the error of an earlier request to the server of the source. The server is not asked again: only an
+            earlier conversion can be yielded.
 
     Raises:
+        RemoteError: the server cannot be reached, and the cache has no conversion of the source.
         SourceChangedError: the source changed while it was converted.
         StorageFullError, UnwritableError: the cache cannot be written to.
         GearError: the errors of `convert`.
@@ -107,7 +114,7 @@ def source_dataset(
     folder = default_folder() if cache_dir is None else Path(cache_dir)
     found = cached_source(repeatable(source), options.with_linked_videos())
     while True:
-        entry = _Entry(folder / CONVERSIONS, found)
+        entry = _Entry(folder / CONVERSIONS, found, failure)
         lease = entry.lease() or entry.make()
         if lease is not None:
             mark_used(entry.folder)
@@ -121,35 +128,36 @@ class _Entry:
     Args:
         folder: the folder of all entries.
         source: the source.
+        failure: see `source_dataset`.
 
     Attributes:
         folder: the folder of the entry.
         dataset: the folder of the dataset.
     """
 
-    def __init__(self, folder: Path, source: CachedSource) -> None:
+    def __init__(self, folder: Path, source: CachedSource, failure: RemoteError | None) -> None:
         self._entries, self._source = folder, source
         self._origin = source.origin()
-        self._state = self._read_state()
+        self._state = self._read_state(failure)
         self._place(self._state or f"new-{uuid.uuid4().hex}")
 
     def _place(self, state: str) -> None:
         self.folder = self._entries / f"{self._origin}-{state}"
         self.dataset = self.folder / _dataset_name(self._source)
 
-    def _read_state(self) -> str | None:
+    def _read_state(self, failure: RemoteError | None) -> str | None:
         try:
+            if failure is not None:
+                raise failure
             return self._source.state()
-        except SourceNotFoundError as error:
-            # As `datasets` does: a hub that cannot be reached does not keep one from what was converted.
-            offline = error.__cause__ is not None and (
-                is_transient(error.__cause__) or type(error.__cause__).__name__ == "OfflineModeIsEnabled"
-            )
-            earlier = self._earlier() if offline else []
+        except (SourceNotFoundError, RemoteError) as error:
+            # As `datasets` does: a server that cannot be reached does not keep one from what was converted.
+            earlier = self._earlier() if is_unreachable(error) else []
             if not earlier:
                 raise
             folder, header = max(earlier, key=lambda each: each[1].created)
-            _log.warning("%s: cannot reach the hub; using the conversion of %s", self._source.name, header.created)
+            server = "the hub" if any(map(_is_of_hub, self._source.places)) else "its server"
+            _log.warning("%s: cannot reach %s; using the conversion of %s", self._source.name, server, header.created)
             return folder.name.removeprefix(f"{self._origin}-")
 
     def _earlier(self) -> list[tuple[Path, EntryHeader]]:
@@ -253,6 +261,10 @@ class _Entry:
             os.rename(new, self.folder)
         except OSError:
             clear_entry(new)
+
+
+def _is_of_hub(place: str) -> bool:
+    return is_hub_id(place) or place.startswith("hf://")
 
 
 def _dataset_name(source: CachedSource) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import xxhash
 
-from gear_data.common.paths import is_remote, missing_hint
+from gear_data.common.paths import absolute_path, is_remote, missing_hint
 from gear_data.errors import SourceNotFoundError
 from gear_data.ingest.cached.contents import contents_hash
 from gear_data.ingest.convert_options import ConvertOptions
@@ -109,9 +109,7 @@ def _absolute(place: str) -> str:
         return place
     if not os.path.exists(place):
         raise SourceNotFoundError("no such file or folder", file=place, hint=missing_hint(place))
-    # The last part stays as it is: a link may have the suffix that its target lacks.
-    folder, name = os.path.split(place.rstrip(os.sep) or os.sep)
-    return os.path.realpath(place) if name in ("", ".", "..") else os.path.join(os.path.realpath(folder), name)
+    return absolute_path(place)
 
 
 def _stamp(file: SourceFile) -> str:

@@ -47,6 +47,16 @@ def test_an_entry_that_is_being_converted_is_kept(source: Path, cache: Path) -> 
     assert prune(cache, 0) > 0
 
 
+def test_entries_are_found_by_paths_with_links(tmp_path: Path, rollouts: list[Rollout], cache: Path) -> None:
+    (tmp_path / "mnt").mkdir()
+    write_d4rl(tmp_path / "mnt/v2.hdf5", rollouts)
+    (tmp_path / "mnt/hopper.hdf5").symlink_to("v2.hdf5")
+    (tmp_path / "data").symlink_to("mnt")
+    key = Path(gear_data.open(tmp_path / "data/hopper.hdf5").path).parent.name
+    for folder in ("data", "mnt"):
+        assert [entry.key for entry in find_entries(cache, str(tmp_path / folder / "hopper.hdf5"))] == [key]
+
+
 def test_fetched_files_are_of_the_same_cache(source: Path, rollouts_path: Path, memory_url: str, cache: Path) -> None:
     filesystem, place = filesystem_of(memory_url)
     filesystem.put(f"{rollouts_path}/", place, recursive=True)

@@ -255,6 +255,9 @@ def test_a_dataset_of_the_hub_is_read_at_one_commit(hub: Hub, robot: Path, tmp_p
     assert "equal 4" in offline and "cannot reach the hub; using the conversion of" in offline
     assert not hub.requests
     assert "equal 4" in answer(f"me/robot@{commit},hf://datasets/me/robot@{commit}")
+    for lost in ({"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}):  # nothing listens there
+        gone = answer(f"me/robot,hf://datasets/me/robot@{commit}", "open", **lost)
+        assert "equal 4" in gone and gone.count("cannot reach the hub; using the conversion of") == 2, gone
     hidden = {"HF_TOKEN": f"{TOKEN}x"}
     for name, environment in (("me/absent", {}), ("me/robot@v9", {}), ("me/robot", hidden)):
         failed = answer(name, **environment)

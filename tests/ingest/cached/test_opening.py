@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import datasets
@@ -17,10 +19,12 @@ import pytest
 
 import gear_data
 from gear_data import ConvertOptions, EpisodeBoundaries, TableOptions, VideoStorage
+from gear_data.common import retry
 from gear_data.errors import (
     DatasetNotFoundError,
     GearError,
     InvalidArgumentError,
+    RemoteError,
     SourceChangedError,
     SourceNotFoundError,
     StorageFullError,
@@ -206,7 +210,7 @@ def test_what_is_not_there_is_an_error_about_the_path(
     def asked(*_: Any) -> Any:
         pytest.fail("the hub was asked")
 
-    monkeypatch.setattr(location, "answer_of", asked)
+    monkeypatch.setattr(location, "with_retries", asked)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "runs").mkdir()
     name = rollouts_path.name
@@ -348,6 +352,74 @@ def test_memory_urls_without_stamps_are_known_by_their_contents(
     filesystem.pipe_file(f"{place}/hops.hdf5", bytes(data))  # the size is the same
     gear_data.open(url)
     assert len(runs) == 2
+
+
+def test_a_url_whose_server_is_gone_opens_as_it_was(
+    memory_url: str,
+    source: Path,
+    rollouts: list[Rollout],
+    runs: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    filesystem, place = filesystem_of(memory_url)
+    filesystem.put_file(str(source), f"{place}/hops.hdf5")
+    urls = (memory_url, f"{memory_url}/hops.hdf5")
+    for url in urls:
+        check(gear_data.open(url), rollouts)
+    limited = OSError("answered")
+    limited.status = 429  # type: ignore[attr-defined]
+    failures = [OSError(errno.ECONNREFUSED, os.strerror(errno.ECONNREFUSED))]
+    asked: list[Any] = []
+
+    def fail(*arguments: Any, **_: Any) -> Any:
+        asked.append(arguments)
+        raise failures[-1]
+
+    given: tuple[dict[str, Any], ...] = ({}, {"convert": ConvertOptions()})
+    with monkeypatch.context() as patch:
+        for name in ("info", "find"):
+            patch.setattr(type(filesystem), name, fail)
+        patch.setattr(retry, "MAX_SECONDS", 0.0)  # one attempt
+        for url, options in itertools.product(urls, given):
+            asked.clear()
+            caplog.clear()
+            check(gear_data.open(url, **options), rollouts)
+            assert [record.getMessage().rpartition(" of ")[0] for record in caplog.records] == [
+                f"{url}: cannot reach its server; using the conversion"
+            ]
+            assert len(asked) == 1  # a server that does not answer costs its time limit each time
+        with pytest.raises(RemoteError, match="Connection refused"):
+            gear_data.open(f"{memory_url}/other")
+        failures.append(limited)  # the server is there
+        with pytest.raises(RemoteError, match="answered"):
+            gear_data.open(memory_url)
+    assert len(runs) == 2
+
+
+def test_the_first_request_to_the_hub_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    limited = Exception("answered")
+    limited.response = SimpleNamespace(status_code=429, headers={"retry-after": "3"})  # type: ignore[attr-defined]
+    failures: list[Exception] = [limited]
+    waits: list[float] = []
+
+    def info(*_: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return SimpleNamespace(sha="f" * 40)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(location, "_dataset_info", info)
+    monkeypatch.setattr(retry.time, "sleep", waits.append)
+    assert location.hub_commit("me/robot") == "f" * 40
+    assert waits == [3.0]
+    assert "me/robot: the server limits how often it is asked (429); waiting 3.0 s" in caplog.messages
+    failures.extend([limited] * retry.MAX_ATTEMPTS)
+    with pytest.raises(RemoteError, match=r"me/robot: cannot be looked up on the hub .*tried 5 times"):
+        gear_data.open("me/robot")
+    assert not failures
 
 
 def test_a_dataset_at_a_url_is_not_converted(rollouts_path: Path, memory_url: str, runs: list[str]) -> None:

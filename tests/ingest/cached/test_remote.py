@@ -110,6 +110,12 @@ def test_a_dataset_of_the_hub_is_known_by_its_commit(
     again = inspect()
     assert again.stdout == first.stdout, again.stderr
     assert requests() == ["GET /api/datasets/me/hops"]
+    statuses = [503, 429]
+    hub.on_request = lambda line: statuses.pop() if statuses and "me/hops" in line else None
+    limited = inspect()
+    assert limited.stdout == first.stdout, limited.stderr
+    assert "me/hops: the server limits how often it is asked (429); waiting" in limited.stderr
+    assert requests() == ["GET /api/datasets/me/hops"] * 3
     offline = inspect(HF_HUB_OFFLINE="1")
     assert offline.stdout == first.stdout
     assert "cannot reach the hub; using the conversion of" in offline.stderr

@@ -118,6 +118,10 @@ def test_what_a_loader_refuses(recorded: Any, tmp_path: Path) -> None:
         with pytest.raises(InvalidArgumentError, match="depth is not scaled") as error:
             gear_data.SequenceLoader(both[0], preset="raw", batch_size=2, context=2, resize=resize)
         assert (error.value.column, error.value.hint) == (DEPTH, "leave resize out")
+    options = gear_data.BatchOptions(preset_options={"keys": {DEPTH: "image.base_0_rgb"}})
+    with pytest.raises(InvalidArgumentError, match="depth is not scaled") as error:
+        gear_data.SequenceLoader(both[0], preset="openpi", batch_size=2, batch=options)
+    assert error.value.column == DEPTH and f"{{'keys': {{'{DEPTH}': ''}}}}" in str(error.value.hint)
     for join in (False, True):
         with pytest.raises(InvalidArgumentError, match="one dataset has depth in mm, and another in m"):
             mixture = gear_data.Mixture([(each, 0.5) for each in both], join=join)
