@@ -15,7 +15,7 @@ from gear_data.dataset.editing.edit import ShardValues
 from gear_data.dataset.episode import Episode
 from gear_data.dataset.stores.store import DatasetStore
 from gear_data.error_text import shown
-from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
+from gear_data.errors import GearError, InvalidArgumentError, UnsupportedColumnError
 from gear_data.schema import DTYPES, MAX_AXES, VARIABLE_TYPES, ColumnSpec
 
 if TYPE_CHECKING:
@@ -126,13 +126,13 @@ def _column(values: Any, steps: int, name: str, whose: str) -> _Values:
         values: a sequence of values, as NumPy, Arrow, Polars or Python have it.
         steps: their number.
         name: the name of the column, for errors.
-        whose: begins the message of a wrong number, before `steps`.
+        whose: begins messages, such as "episode 3 has".
 
     Raises:
         InvalidArgumentError: there are more or fewer values, or some are null.
         UnsupportedColumnError: a dataset cannot store them.
     """
-    found = _without_nulls(values, name)
+    found = _without_nulls(values, name, whose)
     if isinstance(found, str | bytes) or np.ndim(found) == 0:
         raise InvalidArgumentError(
             f"{whose} {steps} steps, and the value is {shown(values)}",
@@ -156,8 +156,11 @@ def _column(values: Any, steps: int, name: str, whose: str) -> _Values:
     return np.ascontiguousarray(found)
 
 
-def _without_nulls(values: Any, name: str) -> Any:
-    """Returns values as an Arrow array of text or bytes, or as a NumPy array. One text stays as it is."""
+def _without_nulls(values: Any, name: str, whose: str) -> Any:
+    """Returns values as an Arrow array of text or bytes, or as a NumPy array. One text stays as it is.
+
+    Args, Raises: see `_column`.
+    """
     if isinstance(values, str | bytes):
         return values
     import polars as pl
@@ -180,13 +183,32 @@ def _without_nulls(values: Any, name: str) -> Any:
             return pa.array(values, VARIABLE_TYPES["string" if isinstance(values[0], str) else "binary"])
         found = np.asarray(values)
         if found.dtype.kind in "OUS" and found.ndim == 1 and len(found):
+            if isinstance(values, Sequence) and found.dtype.kind != "O":
+                _check_texts(values, name, whose)
             texts = found.tolist()
             return pa.array(texts, VARIABLE_TYPES["string" if isinstance(texts[0], str) else "binary"])
         return found.astype(found.dtype.newbyteorder("="), copy=False)
-    except (pa.ArrowException, TypeError, ValueError, UnicodeError) as error:
+    except GearError:
+        raise
+    except (pa.ArrowException, RuntimeError, TypeError, ValueError) as error:  # RuntimeError: a tensor with a gradient
         raise UnsupportedColumnError(
             f"cannot be stored: {error}", column=name, hint="give numbers of one shape, text, or bytes"
         ) from error
+
+
+def _check_texts(values: Sequence[Any], name: str, whose: str) -> None:
+    """Checks that all values of a sequence are text or bytes. NumPy makes text of numbers beside text.
+
+    Raises:
+        UnsupportedColumnError: a value is something else.
+    """
+    for index, value in enumerate(values):
+        if not isinstance(value, str | bytes):
+            raise UnsupportedColumnError(
+                f"{whose} text beside other values: value {index} is {shown(value)}",
+                column=name,
+                hint="give text for every step, such as str(value), or a number for every step",
+            )
 
 
 def _of_arrow(values: pa.Array) -> _Values:

@@ -15,6 +15,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+import torch
 
 import gear_data
 from gear_data.errors import (
@@ -348,6 +349,9 @@ def _later(dtype: str) -> Callable[[Any], Any]:
     ("a", pl.col("rewards", "truncated"), InvalidArgumentError, "one column"),
     ("a", lambda e: np.zeros(e.length, complex), UnsupportedColumnError, "complex128"),
     ("a", lambda e: [object()] * e.length, UnsupportedColumnError, "cannot be stored"),
+    ("a", lambda e: torch.zeros(e.length, requires_grad=True), UnsupportedColumnError, r"cannot be stored: .*detach"),
+    ("a", lambda e: [*[0] * (e.length - 1), "x"], UnsupportedColumnError, r"episode \d+ has text .* value 0 is 0"),
+    ("a", lambda e: (1.5, *[b"x"] * (e.length - 1)), UnsupportedColumnError, r"value 0 is 1\.5(.|\n)*give text"),
     ("a", lambda e: [[1], [2, 3]] * e.length, UnsupportedColumnError, "cannot be stored"),
     ("a", lambda e: ["\ud800"] * e.length, UnsupportedColumnError, "cannot be stored"),
     ("rewards", lambda e: e["rewards"], InvalidArgumentError, "a column of this name"),
