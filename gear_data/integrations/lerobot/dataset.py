@@ -32,8 +32,9 @@ from gear_data.integrations.lerobot.frame_items import FrameItems, Int64Array, I
 from gear_data.words import DepthUnit
 
 #: Arguments of LeRobot's class that say how LeRobot reads.
-_OF_LEROBOT = ("download_videos", "video_backend")
+_OF_LEROBOT = ("download_videos", "force_cache_sync", "video_backend")
 _TASK, _SUBTASK = "task_index", "subtask_index"
+_END_FLAGS = ("terminated", "truncated")
 
 
 class LeRobotDataset(torch.utils.data.Dataset[Item]):
@@ -43,7 +44,8 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
     one call: each group of pictures is decoded once, and kept for the next batches.
 
     LeRobot's files stay where they are. The first use converts rows and indexes videos, into the cache of
-    `gear_data.open`. A dataset that is not on this machine is downloaded by LeRobot.
+    `gear_data.open`. A dataset that is not on this machine is downloaded by LeRobot: only its rows, if `dataset` is
+    given.
 
     Args:
         repo_id: LeRobot's name of the dataset.
@@ -57,7 +59,8 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         return_uint8: whether frames of videos are uint8; else float32 from 0 to 1.
         dataset: the converted dataset, opened; None opens `root` by `gear_data.open`.
         depth_output_unit: the unit of depth, `mm` or `m`; of the converted dataset, if that is given.
-        **options: `video_backend` and `download_videos` of LeRobot's class have no effect.
+        repo_type: an argument of newer versions of LeRobot: only `dataset`.
+        **options: `video_backend`, `download_videos` and `force_cache_sync` of LeRobot's class have no effect.
 
     Attributes:
         meta: LeRobot's own metadata.
@@ -83,10 +86,11 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         delta_timestamps: Mapping[str, Sequence[float]] | None = None,
         tolerance_s: float = 1e-4,
         revision: str | None = None,
-        return_uint8: bool = False,
         *,
+        return_uint8: bool = False,
         dataset: Dataset | None = None,
         depth_output_unit: DepthUnit = "mm",
+        repo_type: str = "dataset",
         **options: Any,
     ) -> None:
         super().__init__()
@@ -95,8 +99,12 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
                 raise UnknownArgumentError(
                     f"this class has no argument '{name}'", hint="record and edit with LeRobot's own class"
                 )
+        if repo_type != "dataset":
+            raise InvalidArgumentError(
+                f"repo_type is {repo_type!r}, and only 'dataset' is read", hint="train on LeRobot's own class"
+            )
         self.repo_id, self.tolerance_s, self.delta_timestamps = repo_id, tolerance_s, delta_timestamps
-        self.meta = _metadata(repo_id, root, revision)
+        self.meta = _metadata(repo_id, root, revision, videos=dataset is None)
         self.root, self.revision = Path(self.meta.root), self.meta.revision
         self.set_image_transforms(image_transforms)
         deltas = _delta_steps(delta_timestamps or {}, self.meta.fps, tolerance_s)
@@ -182,7 +190,9 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
     def hf_dataset(self) -> Any:
         """The rows of the episodes, as LeRobot's class has them: a `datasets.Dataset`. Made at the first use."""
         reader = importlib.import_module("lerobot.datasets.lerobot_dataset").LeRobotDataset
-        whole = reader(self.repo_id, root=self.root, episodes=self.episodes, revision=self.revision)
+        whole = reader(
+            self.repo_id, root=self.root, episodes=self.episodes, revision=self.revision, download_videos=False
+        )
         return whole.hf_dataset
 
     def set_image_transforms(self, image_transforms: Callable[[Any], Any] | None) -> None:
@@ -225,8 +235,11 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         return texts[number]
 
     def _left_out(self) -> dict[str, npt.NDArray[Any]]:
-        """Returns the features of numbers that LeRobot's files have, and the converted dataset lacks."""
-        known = source_columns(self._dataset)
+        """Returns the features of numbers that LeRobot's files have, and the converted dataset lacks.
+
+        Or has with other values: conversion completes end flags, and makes them bool.
+        """
+        known = {key for key, spec in source_columns(self._dataset).items() if spec.name not in _END_FLAGS}
         numbers = [key for key, feature in self.meta.features.items() if is_numbers(key, feature) and key not in known]
         files = sorted(Path(self.root, "data").glob("*/*.parquet")) if numbers else []
         stored = set(numbers).intersection(*(pq.read_schema(file).names for file in files))
@@ -285,13 +298,16 @@ def _import(module: str) -> Any:
         ) from error
 
 
-def _metadata(repo_id: str, root: str | os.PathLike[str] | None, revision: str | None) -> Any:
-    """Returns LeRobot's metadata of a dataset, whose files are on this machine."""
+def _metadata(repo_id: str, root: str | os.PathLike[str] | None, revision: str | None, *, videos: bool) -> Any:
+    """Returns LeRobot's metadata of a dataset, whose rows are on this machine; with `videos`, its videos, too."""
     lerobot = _import("lerobot.datasets.lerobot_dataset")
     meta = lerobot.LeRobotDatasetMetadata(repo_id, root=root, revision=revision)
-    if not any(Path(meta.root, "data").rglob("*.parquet")):
+    files = ["data/**/*.parquet"]
+    if videos and any(feature["dtype"] == "video" for feature in meta.features.values()):
+        files.append("videos/**/*.mp4")
+    if not all(any(Path(meta.root).glob(pattern)) for pattern in files):
         # LeRobot's own class downloads the files to its folder.
-        meta = lerobot.LeRobotDataset(repo_id, root=root, revision=revision).meta
+        meta = lerobot.LeRobotDataset(repo_id, root=root, revision=revision, download_videos=videos).meta
     return meta
 
 

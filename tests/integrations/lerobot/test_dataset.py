@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import copy
 import importlib
+import json
 import pickle
 import runpy
+import shutil
 import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -70,6 +74,38 @@ def test_some_episodes(recorded: Recorded) -> None:
     assert dataset.absolute_to_relative_idx == {step: number for number, step in enumerate(steps)}
     for step, item in zip(steps, dataset.__getitems__(range(len(steps))), strict=True):
         check(item, recorded.item(step, DELTAS))
+
+
+@pytest.mark.parametrize(
+    "names",
+    [("next.done",), ("next.done", "next.truncated"), ("next.truncated",), ("discount",), ("not_done",)],
+    ids="+".join,
+)
+@pytest.mark.parametrize("dtype", ["bool", "int64", "float32"])
+def test_end_flags_are_as_in_the_files(recorded: Recorded, tmp_path: Path, names: tuple[str, ...], dtype: str) -> None:
+    """Conversion completes them; LeRobot's class does not."""
+    shutil.copytree(recorded.root, tmp_path / "robot")
+    (file,) = (tmp_path / "robot/data").rglob("*.parquet")
+    table = pq.read_table(file)
+    flags = {name: np.zeros(len(table), dtype) for name in names}
+    for number, values in enumerate(flags.values()):
+        values[np.array(recorded.last)[number::2] - 1] = 1  # other episodes have no flag
+    if names[0] in ("discount", "not_done"):
+        flags = {name: (1 - values.astype(np.int8)).astype(dtype) for name, values in flags.items()}
+    kept = [name for name in table.column_names if not name.startswith("next.") or name == "next.reward"]
+    table = table.select(kept)
+    for name, values in flags.items():
+        table = table.append_column(name, pa.array(values))
+    pq.write_table(table, file)
+    info = json.loads((tmp_path / "robot/meta/info.json").read_text())
+    features = {key: each for key, each in info["features"].items() if each["dtype"] == "video" or key in kept}
+    features |= {name: {"dtype": dtype, "shape": [1], "names": None} for name in names}
+    (tmp_path / "robot/meta/info.json").write_text(json.dumps(info | {"features": features}))
+    items = LeRobotDataset("a/b", tmp_path / "robot").__getitems__(range(len(table)))
+    for name, values in flags.items():
+        found = torch.stack([item[name] for item in items]).numpy()
+        assert found.dtype == values.dtype
+        np.testing.assert_array_equal(found, values)
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -135,6 +171,40 @@ def test_an_open_dataset_is_taken(recorded: Recorded, tmp_path: Any) -> None:
         LeRobotDataset("a/b", recorded.root, dataset=ds.filter("length > 3"))
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_videos_are_downloaded_if_the_dataset_is_not_given(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
+) -> None:
+    module: Any = importlib.import_module("lerobot.datasets.lerobot_dataset")
+    shutil.copytree(recorded.root / "meta", tmp_path / "robot/meta")
+    downloads: list[bool] = []
+
+    class Downloading:
+        def __init__(self, repo_id: str, root: Path, revision: str | None, download_videos: bool = True) -> None:
+            downloads.append(download_videos)
+            for name in ("data", "videos") if download_videos else ("data",):
+                shutil.copytree(recorded.root / name, root / name, dirs_exist_ok=True)
+            self.meta = module.LeRobotDatasetMetadata(repo_id, root=root, revision=revision)
+
+    monkeypatch.setattr(module, "LeRobotDataset", Downloading, raising=False)
+    gear_data.convert(recorded.root, tmp_path / "dataset", videos="link", progress=False)
+    options: dict[str, Any] = {"dataset": gear_data.open(tmp_path / "dataset")} if given else {}
+    for _ in range(2):
+        check(LeRobotDataset("a/b", tmp_path / "robot", **options)[8], recorded.item(8, {}))
+    assert downloads == [not given]
+    check(LeRobotDataset("a/b", tmp_path / "robot")[8], recorded.item(8, {}))
+    assert downloads == ([False, True] if given else [True])
+
+
+def test_arguments_of_other_versions_of_lerobot(recorded: Recorded) -> None:
+    options: dict[str, Any] = {"repo_type": "dataset", "force_cache_sync": True, "video_backend": "pyav"}
+    check(LeRobotDataset("a/b", recorded.root, **options)[8], recorded.item(8, {}))
+    # In LeRobot's class, `force_cache_sync` is next.
+    by_position: list[Any] = ["a/b", recorded.root, None, None, None, 1e-4, None, True]
+    with pytest.raises(TypeError, match="positional"):
+        LeRobotDataset(*by_position)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
@@ -146,6 +216,7 @@ def test_an_open_dataset_is_taken(recorded: Recorded, tmp_path: Any) -> None:
         ({"episodes": []}, InvalidArgumentError, "empty"),
         ({"image_transforms": 3}, InvalidArgumentError, "callable"),
         ({"batch_encoding_size": 2}, UnknownArgumentError, "batch_encoding_size"),
+        ({"repo_type": "model"}, InvalidArgumentError, "repo_type is 'model'"),
     ],
 )
 def test_wrong_arguments(recorded: Recorded, arguments: Any, error: type[Exception], message: str) -> None:
