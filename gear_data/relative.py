@@ -19,7 +19,7 @@ class Relative:
     """A column whose values become relative to another column.
 
     A step of a window becomes its value minus the value that the other column has at the window's first step, element
-    by element. An element is subtracted from the element of its name, if both columns have names, else of its number.
+    by element. An element is subtracted from the element of its name, if the columns share a name, else of its number.
 
     Attributes:
         to: the column that is subtracted.
@@ -98,17 +98,24 @@ class Relative:
         else:
             chosen = set(range(width)) if self.mask is None else _numbers(self.mask, own, width, known)
         chosen -= _numbers(self.absolute, own, width, known)
-        size, found = math.prod(other.shape), [-1] * width
-        for number in chosen:
-            same = number < len(names) and names[number] in other.element_names
-            found[number] = other.element_names.index(names[number]) if same else number
-            if found[number] >= size:
+        size, by_name = math.prod(other.shape), not set(names).isdisjoint(other.element_names)
+        # Of names that repeat, as those of two arms, the first is relative to the first, the second to the second.
+        places = {
+            number: _places(other.element_names, names[number])[names[:number].count(names[number]) :][:1]
+            if by_name
+            else [number] * (number < size)
+            for number in chosen
+        }
+        absolute = sorted(set(range(width)) - chosen | {number for number, found in places.items() if not found})
+        for number in sorted(chosen):
+            if not places[number]:
+                lacks = f"no element '{names[number]}'" if by_name else f"{size} elements, and the column {width}"
                 raise InvalidArgumentError(
-                    f"element {number} cannot be relative: {self.to} has {size} elements, and the column {width}",
+                    f"element {number} cannot be relative: {self.to} has {lacks}",
                     column=column,
-                    hint=f"leave it absolute: Relative('{self.to}', absolute={sorted(chosen - set(range(size)))})",
+                    hint=f"leave it absolute: Relative('{self.to}', absolute={absolute})",
                 )
-        return tuple(found)
+        return tuple(places[number][0] if number in places else -1 for number in range(width))
 
 
 #: The argument `relative` of a loader: column -> the column that is subtracted.
@@ -154,6 +161,10 @@ def _vector(schema: Schema, name: str) -> ColumnSpec:
     return spec
 
 
+def _places(names: Sequence[str], name: str) -> list[int]:
+    return [number for number, each in enumerate(names) if each == name]
+
+
 def _numbers(given: Sequence[int | str], spec: ColumnSpec, width: int, known: frozenset[str] | None) -> set[int]:
     """Returns the numbers of elements that are given by number or name."""
     numbers = set()
@@ -166,7 +177,7 @@ def _numbers(given: Sequence[int | str], spec: ColumnSpec, width: int, known: fr
                 )  # fmt: skip
             numbers.add(each)
         elif each in spec.element_names:
-            numbers.add(spec.element_names.index(each))
+            numbers |= {*_places(spec.element_names, each)}
         elif not spec.element_names:
             raise InvalidArgumentError(
                 f"relative= names the element '{each}', and the elements of this column have no names",

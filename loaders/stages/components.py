@@ -13,6 +13,7 @@ import numpy as np
 from gear_data.collection.output import Output, check_batch_bytes
 from gear_data.common.distributed import compute_on_rank_zero
 from gear_data.dataset.dataset import Dataset
+from gear_data.dataset.relative.chunks import check_present
 from gear_data.dataset.window_anchors import anchors_of, ends_without_state
 from gear_data.errors import DatasetReplacedError, InvalidArgumentError, naming
 from gear_data.kernels import cpu
@@ -135,7 +136,7 @@ def make_components(
         check_shapes([DatasetOutputs(n, each.beside_tokens) for n, each in zip(names, components, strict=True)])
         if tokens:
             return tuple(components)
-        return tuple(_in_order(each, components[0].outputs) for each in components)
+        return tuple(_in_order(each, components[0]) for each in components)
     return tuple(components)
 
 
@@ -144,11 +145,18 @@ def _naming(names: Sequence[str], number: int, dataset: Dataset) -> AbstractCont
     return naming(names[number], dataset.path) if len(names) > 1 else nullcontext()
 
 
-def _in_order(component: LoaderComponent, outputs: Sequence[Output]) -> LoaderComponent:
-    """Returns the component with its arrays in the order of other outputs: a batch is filled by position."""
-    place = {output.key: number for number, output in enumerate(outputs)}
-    own = tuple(sorted(component.outputs, key=lambda output: place.get(output.key, len(place))))
-    return component if own == component.outputs else dataclasses.replace(component, outputs=own)
+def _in_order(component: LoaderComponent, other: LoaderComponent) -> LoaderComponent:
+    """Returns the component with its arrays in the order of another's: a batch is filled by position."""
+    outputs = _sorted_like(component.outputs, other.outputs)
+    goals = _sorted_like(component.task_goals, other.task_goals)
+    if (outputs, goals) == (component.outputs, component.task_goals):
+        return component
+    return dataclasses.replace(component, outputs=outputs, task_goals=goals)
+
+
+def _sorted_like(outputs: Sequence[Output], others: Sequence[Output]) -> tuple[Output, ...]:
+    place = {output.key: number for number, output in enumerate(others)}
+    return tuple(sorted(outputs, key=lambda output: place.get(output.key, len(place))))
 
 
 @dataclass(frozen=True)
@@ -189,6 +197,8 @@ def _described(name: str, dataset: Dataset, config: LoaderConfig, elements: froz
         lambda spec: column_steps(batch_format, offsets, context, spec), weights,
     )  # fmt: skip
     normalized = NormalizedDataset(name, dataset, schema, parts, config.normalize, config.rename, relative)
+    for column, each in relative.items():
+        check_present(dataset, [part.name for of in (column, each.to.source) for part in normalized.stored_parts(of)])
     return _Described(normalized, offsets, weights)
 
 

@@ -51,6 +51,19 @@ class Sums:
         np.maximum(self.high, other.high, out=self.high)
 
 
+def check_present(dataset: DatasetCore, names: Sequence[str]) -> None:
+    """Raises UnsupportedColumnError if a column has no value at some steps: a difference needs both columns."""
+    for name in names:
+        mask = dataset.schema.mask_of(name)
+        if mask is not None and dataset.statistics[mask].min[0] != 1:
+            raise UnsupportedColumnError(
+                "some steps have no value of the column, and differences need both columns",
+                file=str(dataset.path),
+                column=name,
+                hint="leave out the episodes that lack it: ds.filter(\"source = 'FILE'\") keeps those of a file",
+            )
+
+
 @dataclass(frozen=True)
 class Chunks:
     """The chunks of a dataset: the steps of a window at each step of each episode, without padding.
@@ -80,14 +93,7 @@ class Chunks:
 
     def check(self) -> None:
         """Raises UnsupportedColumnError if a column has no value at some steps."""
-        for name in (*self.columns, *self.state):
-            if self.dataset.schema.mask_of(name) is not None:
-                raise UnsupportedColumnError(
-                    "some episodes do not have the column, and differences need both columns",
-                    file=str(self.dataset.path),
-                    column=name,
-                    hint="give normalize= a mapping of the relative column to (mean, std)",
-                )
+        check_present(self.dataset, (*self.columns, *self.state))
 
     def sums(self, first: int, last: int) -> Sums:
         """Returns the sums over the episodes at positions first to last - 1.

@@ -122,6 +122,11 @@ def relative_statistics(
     several = [datasets] if isinstance(datasets, DatasetCore) else list(datasets)
     own = check_relative({column: relative})[column]
     listed = _checked_steps(steps)
+    if own.delta and listed != tuple(range(listed[0], listed[0] + len(listed))):
+        raise InvalidArgumentError(
+            f"delta=True needs steps in a row, not {list(listed)}",
+            hint="give a tuple (first, last), or leave delta out",
+        )
     names = frozenset(name for each in several for spec in each.schema for name in spec.element_names)
     chunks = [
         Chunks(each, (column,), (own.to,), own.elements(column, each.schema, names), listed, own.delta, own.per_step)

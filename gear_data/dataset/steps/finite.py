@@ -55,7 +55,7 @@ def refuse_non_finite(dataset: DatasetCore, part: ColumnSpec) -> None:
     counts = _used(part, dataset.statistics[part.name].count)
     if (counts == steps * (whole.size // statistics_width(whole))).all():
         return
-    place, episodes = "", []
+    place, episodes = "", list[int]()
     with progress_bar(dataset.num_steps, "find NaN", "step", None) as bar:
         for first, last in block_ranges(dataset.lengths, whole.row_bytes, BLOCK_BYTES):
             lengths = dataset.lengths[first:last]
@@ -82,7 +82,7 @@ def refuse_non_finite(dataset: DatasetCore, part: ColumnSpec) -> None:
 def _is_bad(dataset: DatasetCore, part: ColumnSpec, mask: str | None, first: int, last: int) -> npt.NDArray[np.bool_]:
     """Returns whether each step of some episodes has a used value that is not finite."""
     values = dataset.steps(part.name, first, last)
-    bad = ~np.isfinite(_used(part, values.reshape(len(values), -1).T)).all(axis=0)
+    bad: npt.NDArray[np.bool_] = ~np.isfinite(_used(part, values.reshape(len(values), -1).T)).all(axis=0)
     if mask is not None:
         bad &= dataset.steps(mask, first, last).astype(np.bool_)
     if dataset.step_mask is not None and dataset.step_mask_mode == "all":
@@ -97,5 +97,6 @@ def _is_bad(dataset: DatasetCore, part: ColumnSpec, mask: str | None, first: int
 
 def _used(part: ColumnSpec, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Returns the rows of the elements that a part has; of a column with one set of statistics, this row."""
-    is_part = isinstance(part, ColumnPart) and len(values) == part.whole
-    return values[part.first : part.first + part.size] if is_part else values
+    if isinstance(part, ColumnPart) and len(values) == part.whole:
+        return values[part.first : part.first + part.size]
+    return values

@@ -45,11 +45,14 @@ class Moving(StepRule):
     def flags(self, store: DatasetStore, ids: Int64Array) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
         """Yields runs of steps: see `StepRule`."""
         lengths, first_steps = store.lengths[ids], store.offsets[ids]
-        step_bytes = store.schema[self.column].row_bytes
+        step_bytes, mask = store.schema[self.column].row_bytes, store.schema.mask_of(self.column)
         with progress_bar(int(lengths.sum()), "find idle steps", "step", None) as bar:
             for first, last in block_ranges(lengths, step_bytes, BLOCK_BYTES):
                 values = store.steps(self.column, ids[first:last])
-                moving = ~self._in_long_runs(self._idle(values, offsets_of(lengths[first:last])[:-1]))
+                idle = self._idle(values, offsets_of(lengths[first:last])[:-1])
+                if mask is not None:  # a value that is not there does not say that the robot rests
+                    idle &= store.steps(mask, ids[first:last]).astype(np.bool_)
+                moving = ~self._in_long_runs(idle)
                 bar.update(len(moving))
                 yield from flags_in_runs(first_steps[first:last], lengths[first:last], moving)
 

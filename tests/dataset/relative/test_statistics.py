@@ -303,7 +303,7 @@ def test_values_that_are_not_finite(column: str, value: float, tmp_path: Path) -
     message = rf"d, column '{column}': element 1 is {value} at step 5 of episode 3"
     for make in (
         lambda ds: relative_statistics(ds, "actions", "observations", (0, 4)),
-        lambda ds: SequenceLoader(ds, 8, normalize="all", relative={"actions": "observations"}),
+        lambda ds: SequenceLoader(ds, 8, normalize=["actions"], relative={"actions": "observations"}),
     ):
         with pytest.raises(NonFiniteError, match=message):
             make(ds)
@@ -330,6 +330,8 @@ def test_bad_arguments(dataset: Any, tmp_path: Path) -> None:
     for steps in (4, (4, 4), [], (0, 1.5), [True], (1, 2, 3)):
         with pytest.raises(InvalidArgumentError, match="steps must be"):
             relative_statistics(dataset, "actions", "observations", steps)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match=r"needs steps in a row, not \[0, 5\]"):
+        relative_statistics(dataset, "actions", Relative("observations", delta=True), [0, 5])
     with pytest.raises(UnknownNameError, match="unknown column 'action'"):
         relative_statistics(dataset, "action", "observations", (0, 4))
     with pytest.raises(InvalidArgumentError, match="jobs"):

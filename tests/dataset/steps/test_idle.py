@@ -12,6 +12,7 @@ import pytest
 import gear_data
 from gear_data.dataset.steps import idle as module
 from gear_data.errors import EmptySourceError, GearError, InvalidArgumentError, UnknownNameError, UnsupportedColumnError
+from tests.support.feed import data as feed_data
 from tests.support.views import flags_of
 
 
@@ -45,6 +46,18 @@ def test_idle_steps_are_a_loop_over_the_steps(
     assert flags_of(view) == expected
     assert view.steps_left_out == expected.count(False)
     assert column != "actions" or steps > 5 or view.steps_left_out > 5
+
+
+def test_absent_values_are_not_idle(tmp_path: Path) -> None:
+    """The steps of a source that lacks the column stay."""
+    episodes = feed_data.locomotion([9, 20], seed=4)
+    for episode in episodes:
+        episode["actions"][3:8] = episode["actions"][3]
+    without = [{name: values for name, values in each.items() if name != "actions"} for each in episodes]
+    ds = feed_data.convert_parts([episodes, without], tmp_path / "parts")
+    expected = loop(episodes, "actions", 1e-3, 2)
+    view = ds.drop_idle("actions", threshold=1e-3, seconds=2 / 15, fps=15)
+    assert flags_of(view) == expected + [True] * len(expected) and expected.count(False) == 8
 
 
 def openpi_kept(velocities: Any, shortest: int) -> Any:

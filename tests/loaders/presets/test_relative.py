@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 import gear_data
 from gear_data import Fifo, Goals, Mixture, Normalizer, Relative, Rollout, SequenceLoader
-from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
+from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError, UnsupportedColumnError
 from gear_data.loaders.tuning.config_file import columns_of, write_config
 from gear_data.loaders.tuning.setting import Setting
 from tests.support.feed import data as feed_data
@@ -352,6 +352,53 @@ def test_a_rollout_turns_predictions_back(dataset: Any, options: Any, delta: boo
 
 
 # Errors.
+
+
+def test_names_that_repeat(tmp_path: Path) -> None:
+    """Two arms whose joints have the same names: the second arm's are relative to the second arm's."""
+    arms = ["joint", "gripper", "joint"]
+    ds = named(EPISODES, tmp_path / "d", {"observations": ["gripper", "joint", "base", "joint"], "actions": arms})
+    plain = np.concatenate([episode["actions"] for episode in EPISODES]).astype(np.float64)
+    states = np.concatenate([episode["observations"] for episode in EPISODES]).astype(np.float64)
+    for relative, places in (
+        (Relative("observations"), {0: 1, 1: 0, 2: 3}),
+        (Relative("observations", absolute=["joint"]), {1: 0}),
+        (Relative("observations", mask=["joint"]), {0: 1, 2: 3}),
+        (Relative("observations", mask=[2]), {2: 3}),
+    ):
+        wanted = plain.copy()
+        for own, other in places.items():
+            wanted[:, own] -= states[:, other]
+        found = SequenceLoader(
+            ds, len(plain), context=1, relative={"actions": relative}, sampler=Fifo(), framework="numpy"
+        ).batch(0)
+        np.testing.assert_allclose(found["actions"][:, 0], wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_an_element_whose_name_the_other_column_lacks(tmp_path: Path) -> None:
+    """The element of its number is another one, if the columns share names."""
+    state = ["gripper_pos", "shoulder", "elbow", "base"]
+    ds = named(EPISODES, tmp_path / "d", {"observations": state, "actions": JOINTS})
+    with pytest.raises(InvalidArgumentError, match=r"element 2 .* no element 'gripper'") as error:
+        loader(ds)
+    assert error.value.hint == "leave it absolute: Relative('observations', absolute=[2])"
+    loader(ds, relative={"actions": Relative("observations", absolute=[2])})
+    twice = named(EPISODES, tmp_path / "e", {"observations": state, "actions": ["elbow", "elbow", "shoulder"]})
+    with pytest.raises(InvalidArgumentError, match=r"element 1 .* no element 'elbow'"):
+        loader(twice)
+
+
+@pytest.mark.parametrize("normalize", [None, {"actions": (0.0, 1.0)}])
+@pytest.mark.parametrize("missing", ["actions", "torque"])
+def test_a_column_that_some_episodes_lack(missing: str, normalize: Any, tmp_path: Path) -> None:
+    whole = [{**each, "torque": each["observations"]} for each in EPISODES]
+    without = [{name: values for name, values in each.items() if name != missing} for each in whole]
+    ds = feed_data.convert_parts([whole, without], tmp_path / "parts")
+    options: Any = {"relative": {"actions": "torque"}, "normalize": normalize, "columns": ["actions", "torque"]}
+    with pytest.raises(UnsupportedColumnError, match="no value of the column") as error:
+        loader(ds, **options)
+    assert (error.value.file, error.value.column) == (str(ds.path), missing)
+    loader(ds[: len(EPISODES)], **options)
 
 
 @pytest.mark.parametrize(

@@ -46,6 +46,16 @@ def convert_episodes(episodes: Sequence[Mapping[str, np.ndarray]], folder: Path,
     return gear_data.open(folder)
 
 
+def convert_parts(parts: Sequence[Sequence[Mapping[str, np.ndarray]]], folder: Path) -> gear_data.Dataset:
+    """Converts a file of each part into one dataset. A part may lack columns, which its episodes then do not have."""
+    folder.mkdir(parents=True)
+    sources = [folder / f"{number}.parquet" for number in range(len(parts))]
+    for episodes, source in zip(parts, sources, strict=True):
+        write_episodes(episodes, source)
+    gear_data.convert(sources, folder / "dataset", format="episode-rows", progress=False)
+    return gear_data.open(folder / "dataset")
+
+
 def locomotion(lengths: Sequence[int], seed: int, observations: int = 4, actions: int = 3) -> list[dict[str, Any]]:
     """Episodes of random float32 observations, actions and rewards."""
     rng = np.random.default_rng(seed)
