@@ -16,7 +16,7 @@ from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, naming, unknown_name
-from gear_data.loaders.arguments.checks import check_word
+from gear_data.loaders.arguments.checks import check_bool, check_word
 from gear_data.loaders.presets.seconds import check_fps
 from gear_data.loaders.presets.stacked import check_rename
 from gear_data.loaders.presets.unlike import PadTo, check_pad_to
@@ -116,6 +116,7 @@ class Mixture:
                 "statistics is 'embodiment', and the datasets of the mixture have no embodiment",
                 hint="give each dataset its number: (dataset, proportion, {'embodiment': 0})",
             )
+        check_bool("join", join)
         self.join = join
         self.pad_to = check_pad_to(pad_to)
         self.statistics = statistics

@@ -205,15 +205,25 @@ def _together(name: str, mode: str, datasets: Sequence[NormalizedDataset]) -> Me
             merged_samples([_camera_statistics(each.dataset, each.stored(name)) for each in datasets]), mode
         )
     columns = [PooledColumn(each.dataset, each.stored_parts(name)) for each in datasets]
+    for each in datasets:
+        for part in each.stored_parts(name) if name in each.parts else ():
+            if statistics_width(part) != part.size:
+                raise InvalidArgumentError(
+                    f"'{part.name}' is a part with one mean for its {part.size} elements, and datasets of one "
+                    "embodiment share statistics of each element",
+                    file=str(each.dataset.path),
+                    column=name,
+                    hint="give normalize= a mapping of the column to (mean, std); or leave out statistics='embodiment'",
+                )
     if mode == "quantiles":
         return centre_and_half(*pooled_quantiles(columns, QUANTILES))
     return _of_mode(pooled_statistics(columns), mode)
 
 
 def _statistics_of_part(part: ColumnSpec, mean: Float64Array, std: Float64Array) -> MeanAndStd:
-    """Returns the (mean, std) of a part, from those of its column."""
+    """Returns the (mean, std) of a part, from those of its column. A matrix has one for all its elements."""
     if not isinstance(part, ColumnPart):
-        return mean, std
+        return np.broadcast_to(mean, part.size), np.broadcast_to(std, part.size)
     mean, std = (np.broadcast_to(each, part.whole)[part.first : part.first + part.size] for each in (mean, std))
     return mean * part.scale + part.offset, std * abs(part.scale)
 

@@ -108,7 +108,7 @@ class SequenceLoader(LoaderBase):
         goals: adds goals to each window; see `Goals`.
         decoders: column or fact of text or bytes -> decoder; see `gear_data.loaders.decoding.images`.
         resize: (H, W) of all cameras, or a mapping of cameras to (H, W). (H, W, "letterbox") keeps the proportions,
-            between black bars. None: as in the files, or as the preset says.
+            between black bars. Cameras that it does not name are as in the files, or as the preset says.
         transform: called as transform(batch, rng) with a NumPy generator keyed by (seed, step); returns the batch.
         pack: steps of a row that is filled with whole windows, or a `Pack`; with the preset `gato`, tokens. Batches
             have the keys `cu_seqlens`, `max_seqlen`, `position_ids` and `segment_ids`. None: each window is a row.

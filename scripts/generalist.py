@@ -243,11 +243,9 @@ def make_part(name: str, number: int, dataset: gear_data.Dataset) -> Part:
         columns["task"] = ()
     held_out = max(HELD_OUT, 1 / len(dataset))
     parts = dataset.split({"train": 1 - held_out, "held_out": held_out})
+    discrete = next((old for old, new in rename.items() if new == CHOICES), None)
     rename = {old: new for old, new in rename.items() if old != new}
-    discrete = next((column for column in schema.columns if column.role is Role.ACTION), None)
-    choices = 0
-    if CHOICES in columns and discrete is not None:
-        choices = int(dataset.statistics[discrete.name].max[0]) + 1
+    choices = 0 if discrete is None else int(dataset.statistics[discrete].max[0]) + 1
     task = str(dataset.episodes["task"][0]) if "task" in columns else ""
     options: dict[str, Any] = {"embodiment": number, "rename": rename, "stack": stack}
     return Part(name, number, parts["train"], parts["held_out"], columns, options, rename, choices, task)

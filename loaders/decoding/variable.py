@@ -14,7 +14,7 @@ import numpy.typing as npt
 from gear_data.collection.output import Output, Padding, check_alike
 from gear_data.common.cancellation import call_user_function
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
-from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.component import LoaderComponent, episode_ids
 from gear_data.loaders.decoding.frames import frames_of
 from gear_data.loaders.decoding.images import Decoder
 from gear_data.loaders.decoding.pad_decoded import StepPositions, padded
@@ -333,8 +333,9 @@ class VariableColumns:
             row = int(np.searchsorted(ends, error.row, "right"))
             step = int(windows.start[row] + error.row - ends[row] + windows.length[row])
             source = windows.source if isinstance(windows.source, int) else int(windows.source[row])
+            [episode] = episode_ids(self._components, source, windows.episode_id[row : row + 1]).tolist()
             raise type(error)(
-                f"episode {windows.episode_id[row]}, step {step}: {error.message}",
+                f"episode {episode}, step {step}: {error.message}",
                 file=str(self._components[source].dataset.path),
                 column=column,
                 hint=error.hint,

@@ -182,7 +182,7 @@ class BatchFormat:
         clip: normalised actions, and observations that are normalised by `minmax` or `quantiles`, are clipped to
             [-clip, clip]. 0: they are not.
         letterbox: whether frames of `cameras` have the size of the black ones and keep their proportions, between black
-            bars, unless the loader's `resize` gives sizes.
+            bars, unless the loader's `resize` gives their size.
         goals: `uniform`: with `chunks`, batches have the observations of a step that is drawn from the window's own to
             the episode's last, as the task's goals. Empty: there are none.
         keep_image_prob: with `goals`, the probability that a row with a text keeps its goal images, and not the text.

@@ -44,6 +44,7 @@ class DatasetOutputs:
         common: keys of masks and numbers that belong to no column.
         text: column of text or bytes -> its key.
         facts: keys of facts.
+        elements: key of a mask of elements -> key of the array that has these elements.
     """
 
     name: str
@@ -51,6 +52,7 @@ class DatasetOutputs:
     common: frozenset[str | None] = frozenset()
     text: Mapping[str, str] = field(default_factory=dict)
     facts: frozenset[str] = frozenset()
+    elements: Mapping[str, str] = field(default_factory=dict)
 
 
 def check_shapes(datasets: Sequence[DatasetOutputs]) -> None:
@@ -63,7 +65,8 @@ def joint_outputs(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> list[tup
     """Returns the arrays of each dataset, brought to one layout.
 
     The last axis of a padded column gets zeros, and the batch gets KEY_dim_mask, bool [B, elements]: true for elements
-    of the dataset. If a dataset lacks a column, its rows hold zeros, and KEY_present, bool [B], is false.
+    of the dataset. A mask of elements that the preset itself has is padded like its column, with false. If a dataset
+    lacks a column, its rows hold zeros, and KEY_present, bool [B], is false.
 
     Raises:
         UnknownNameError: `pad_to` names a column that no batch has.
@@ -74,9 +77,12 @@ def joint_outputs(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> list[tup
     widths = _widths(datasets, pad_to)
     joint: list[list[Output]] = [[] for _ in datasets]
     masks: list[list[Output]] = [[] for _ in datasets]
+    of_elements = {mask: key for each in datasets for mask, key in each.elements.items()}
     for key, having in tables.items():
         first = next(iter(having.values()))
-        width = widths.get(first.source) if _can_be_padded(first) else None
+        padded = next(iter(tables.get(of_elements.get(key, key), having).values()))
+        width = widths.get(padded.source) if _can_be_padded(padded) else None
+        widen = widened if first.column else _widened_mask
         _check_layout(datasets, having, width, "leave the column out with columns=")
         absent = [number for number in range(len(datasets)) if number not in having]
         if absent and any(key in each.common for each in datasets):
@@ -84,11 +90,11 @@ def joint_outputs(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> list[tup
                 f"{datasets[absent[0]].name} has no array '{key}', and others have one",
                 hint="give all datasets the same preset_options",
             )
-        target = widened(first, width)
+        target = widen(first, width)
         for number in range(len(datasets)):
             own = having.get(number)
-            joint[number].append(target.as_absent() if own is None else widened(own, width))
-            if width is not None:
+            joint[number].append(target.as_absent() if own is None else widen(own, width))
+            if width is not None and first.column:
                 real = np.arange(width) < (0 if own is None else own.real or own.shape[-1])
                 masks[number].append(_mask(_DIM_MASK.format(key), real))
             if absent and first.column:
@@ -194,6 +200,15 @@ def widened(output: Output, width: int | None) -> Output:
     if width is None or output.shape[-1] == width:
         return output
     return dataclasses.replace(output, shape=(*output.shape[:-1], width), real=output.real or output.shape[-1])
+
+
+def _widened_mask(mask: Output, width: int | None) -> Output:
+    """Returns a mask of elements that is false, or 0, behind its own elements."""
+    if width is None or mask.shape[-1] == width:
+        return mask
+    added = (0, width - mask.shape[-1])
+    valid, fill = (np.pad(each, added) if np.ndim(each) else each for each in (mask.valid, mask.fill))
+    return dataclasses.replace(mask, shape=(width,), valid=valid, fill=fill)
 
 
 def _mask(key: str, values: np.ndarray[Any, np.dtype[np.bool_]]) -> Output:

@@ -14,6 +14,7 @@ from gear_data.loaders.mixture import MixtureComponent
 from gear_data.loaders.presets.choices import Choice, joint_choice
 from gear_data.loaders.presets.facts import fact_name
 from gear_data.loaders.presets.outputs import BatchRequest, step_tokens, token_columns
+from gear_data.loaders.presets.policies.octo import task_goals
 from gear_data.loaders.presets.unlike import DatasetOutputs, PadTo, dim_mask_of, joint_outputs, padded_like, present_of
 from gear_data.schema import Role, Schema, role_of
 
@@ -156,6 +157,7 @@ def padded(
             frozenset((own.mask_key, own.timesteps_key, "loss_weight")),
             each.variable,
             frozenset((*(fact.key for fact in each.facts), *(choice.key for choice in each.choices))),
+            {own.element_mask: own.keys.get("actions", "")} if own.element_mask else {},
         )
         for name, each, own in zip(names, components, formats, strict=True)
     ]
@@ -191,6 +193,7 @@ def padded(
                 component,
                 outputs=outputs,
                 goals=goals,
+                task_goals=task_goals(component.batch_format, outputs),
                 variable=variable,
                 absent=absent,
                 alone=component,

@@ -76,27 +76,35 @@ def camera_sizes(
 
     Args:
         schema: the columns.
-        resize: the loader's argument. None: the preset's `letterbox` says it.
+        resize: the loader's argument. The preset's `letterbox` says the size of cameras that it does not name.
         batch_format: the preset, with its options.
         chosen: key -> the columns, of which each window has one.
     """
-    if resize is not None:
-        sizes = resize if isinstance(resize, Mapping) else {each.name: resize for each in schema.videos}
-    elif batch_format.letterbox:
+    sizes: dict[str, Size] = {}
+    if batch_format.letterbox:
         keys = {name: key for key, names in chosen.items() for name in names} | dict(batch_format.keys)
         sides = {name: batch_format.cameras[key] for name, key in keys.items() if key in batch_format.cameras}
         sizes = {name: (side, side, LETTERBOX) for name, side in sides.items()}
-    else:
-        sizes = {}
+    if isinstance(resize, Mapping):
+        sizes |= resize
+    elif resize is not None:
+        sizes = {each.name: resize for each in schema.videos}
     for each in schema.videos:
         if each.name in sizes and each.depth is not None:
-            others = {other.name: "(H, W)" for other in schema.videos if other.depth is None}
-            raise InvalidArgumentError(
-                "is depth, and depth is not scaled", column=each.name,
-                hint="name the other cameras: resize={" + ", ".join(f"'{name}': (H, W)" for name in others) + "}"
-                if others else "leave resize out",
-            )  # fmt: skip
+            hint = _hint(schema, each.name, resize, batch_format)
+            raise InvalidArgumentError("is depth, and depth is not scaled", column=each.name, hint=hint)
     return {each.name: sizes[each.name] for each in schema.videos if each.name in sizes}
+
+
+def _hint(schema: Schema, depth: str, resize: Resize | None, batch_format: BatchFormat) -> str:
+    """Returns what to do about a camera of depth, by its name, that would be scaled."""
+    if resize is None or (isinstance(resize, Mapping) and depth not in resize):
+        return (
+            f"preset '{batch_format.name}' scales its cameras: leave this one out with preset_options={{'keys': "
+            f"{{'{depth}': ''}}}}, and out of choose"
+        )
+    others = ", ".join(f"'{each.name}': (H, W)" for each in schema.videos if each.depth is None)
+    return f"name the other cameras: resize={{{others}}}" if others else "leave resize out"
 
 
 def resized(schema: Schema, sizes: Mapping[str, Size]) -> Schema:

@@ -9,7 +9,6 @@ import polars as pl
 import pytest
 import torch
 
-import gear_data
 from gear_data import BatchOptions, Mixture, SequenceLoader
 from gear_data.errors import InvalidArgumentError, NonFiniteError, UnknownNameError
 from tests.support.feed import data as feed_data
@@ -199,7 +198,7 @@ def test_nan_in_a_normalised_column_is_refused_by_its_place(gaps, mode):
     with pytest.raises(NonFiniteError, match="step 0 of episode 6"):
         SequenceLoader(gaps.filter("episode_id > 3"), **OPTIONS, normalize={"actions": mode})
     with pytest.raises(NonFiniteError, match="step 12 of episode 3"):
-        Mixture([gaps, gaps], [1, 1], normalize=mode, **OPTIONS)
+        SequenceLoader(Mixture([(gaps, 1), (gaps, 1)]), **OPTIONS, normalize=mode)
     SequenceLoader(gaps, **OPTIONS)
 
 
@@ -228,11 +227,11 @@ def test_nan_that_no_batch_has_may_stay(gaps):
     with pytest.raises(NonFiniteError):  # windows may go on to these steps
         SequenceLoader(gaps.filter_steps(finite), **OPTIONS, normalize=True)
     parts = {"state": [{"column": "observations", "elements": [1, 4]}]}
-    loader = SequenceLoader(gaps, 16, context=5, stack=parts, normalize={"state": "mean-std"})
+    loader = SequenceLoader(gaps, 16, context=5, batch=BatchOptions(stack=parts), normalize={"state": "mean-std"})
     assert loader.batch(0)["state"].isfinite().all()
     with pytest.raises(NonFiniteError, match="step 12 of episode 3"):
         parts["state"][0]["elements"] = [0, 2]
-        SequenceLoader(gaps, 16, context=5, stack=parts, normalize={"state": "mean-std"})
+        SequenceLoader(gaps, 16, context=5, batch=BatchOptions(stack=parts), normalize={"state": "mean-std"})
 
 
 def test_many_episodes_with_nan_are_counted(make_dataset, episodes):
@@ -247,16 +246,12 @@ def test_many_episodes_with_nan_are_counted(make_dataset, episodes):
 
 def test_absent_values_are_no_nan(episodes, tmp_path):
     """A source lacks the column. Its steps have no value, which statistics leave out, too."""
-    torque = [{**episode, "torque": episode["rewards"] + 1} for episode in copy.deepcopy(episodes)]
-    feed_data.write_episodes(torque[:4], tmp_path / "with.parquet")
-    feed_data.write_episodes(episodes[4:], tmp_path / "without.parquet")
-    sources = [tmp_path / "with.parquet", tmp_path / "without.parquet"]
-    gear_data.convert(sources, tmp_path / "whole", format="episode-rows", progress=False)
-    spec = SequenceLoader(gear_data.open(tmp_path / "whole"), normalize={"torque": "mean-std"}).spec()
-    values = np.concatenate([episode["torque"] for episode in torque[:4]]).astype(np.float64)
+    torque = [{**episode, "torque": episode["rewards"] + 1} for episode in copy.deepcopy(episodes[:4])]
+    whole = feed_data.convert_parts([torque, episodes[4:]], tmp_path / "whole")
+    spec = SequenceLoader(whole, normalize={"torque": "mean-std"}).spec()
+    values = np.concatenate([episode["torque"] for episode in torque]).astype(np.float64)
     np.testing.assert_allclose(spec["normalize"]["torque"], [[values.mean()], [values.std()]], rtol=1e-6)
     torque[2]["torque"][9] = np.nan
-    feed_data.write_episodes(torque[:4], tmp_path / "with.parquet")
-    gear_data.convert(sources, tmp_path / "damaged", format="episode-rows", progress=False)
+    damaged = feed_data.convert_parts([torque, episodes[4:]], tmp_path / "damaged")
     with pytest.raises(NonFiniteError, match=r"step 9 of episode 2 .*; 1 of 9 episodes"):
-        SequenceLoader(gear_data.open(tmp_path / "damaged"), normalize={"torque": "mean-std"})
+        SequenceLoader(damaged, normalize={"torque": "mean-std"})

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from gear_data.collection.output import CHANNELS_FIRST, CHANNELS_LAST, DEPTH, MASK, Output
+from gear_data.collection.output import CHANNELS_FIRST, CHANNELS_LAST, DEPTH, MASK, Output, Padding
 from gear_data.errors import InvalidArgumentError, MissingColumnError
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest
@@ -180,12 +180,13 @@ def _black(batch_format: BatchFormat, key: str, size: int, steps: Mapping[str, A
 def _element_mask(key: str, actions: Output, *, chunks: bool) -> Output:
     """Returns the mask of the elements of actions.
 
-    It is float32 [B, width, elements] and 1 at elements of valid steps; or, for chunks, bool [B, elements].
+    It is float32 [B, width, elements] and 1 at elements of valid steps; or, for chunks, bool [B, elements]. A step
+    that is interpolated between a step and padding is padding.
     """
     real = np.arange(actions.shape[0]) < (actions.real or actions.shape[0])
     if chunks:
         return constant(key, real)
     return replace(
         actions, key=key, source=MASK, dtype="float32", half=None, column=False, valid=real.astype(np.float32),
-        fill=0, mean=None, scale=None, relative=None, real=None, weights=None, shift=0,
+        fill=0, padding=Padding.FILL, mean=None, scale=None, relative=None, real=None, shift=0,
     )  # fmt: skip

@@ -419,6 +419,22 @@ def test_an_error_in_a_joined_batch_names_the_dataset(dataset, others):
     assert caught.value.file == str((dataset, text)[windows["dataset"][-1]].path)
 
 
+def test_an_error_after_an_eviction_names_the_id_of_the_episode(tmp_path):
+    def decoder(texts):
+        raise CorruptSourceError("no", row=0)
+
+    for number in range(6):
+        with gear_data.Writer(tmp_path / "growing", shard_bytes=1024, max_steps=12) as writer:
+            for step in range(5):
+                writer.append(observations=np.float32(step), rewards=1.0, **{TEXT: f"episode {number}"})
+            writer.end_episode(terminated=True)
+    ds = gear_data.open(tmp_path / "growing")
+    assert ds.episode_ids[0] > 0
+    loader = SequenceLoader(ds, **grouped(decoders={TEXT: decoder}, **OPTIONS))
+    with pytest.raises(CorruptSourceError, match=f"episode {loader.windows(0)['episode_id'][0]}, step "):
+        next(iter(loader))
+
+
 def test_joined_columns_must_be_alike(dataset, others):
     options = [{"columns": ["rewards", TEXT]}, {"columns": ["rewards", IMAGE]}]
     mixture = Mixture([(dataset, 1, options[0]), (others[1], 1, options[1])], join=True)

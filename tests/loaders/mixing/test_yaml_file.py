@@ -172,6 +172,7 @@ def test_samplers(folder: Path, sampler: Any) -> None:
             LoaderConfigError,
             ["'join' is given twice, in line 2"],
         ),
+        ("join: 'no'\ndatasets: [{path: hopper}]", InvalidArgumentError, ["join is True or False, not 'no'"]),
         ("datasets: [hopper]", LoaderConfigError, ["datasets[0] is 'hopper', not a mapping"]),
         ("datasets: [{path: hopper}, {share: 1}]", LoaderConfigError, ["the path of datasets[1] is None"]),
         ("datasets: [{path: hopper, shar: 1}]", LoaderConfigError, ["datasets[0]", "'shar'", "did you mean 'share'"]),

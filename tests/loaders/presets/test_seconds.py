@@ -134,6 +134,24 @@ def test_a_mixture_of_several_rates(datasets: Any, preset: str, fill: Any, prefe
                 assert batch[mask][row].tolist() == [each != mask.endswith("is_pad") for each in valid]
 
 
+@pytest.mark.parametrize("fill", ["hold", "interpolate"])
+def test_groots_mask_of_elements_is_0_at_padding(datasets: Any, fill: Any) -> None:
+    """Also between the last step and the end of the episode, where the action is zero."""
+    times = [number / 20 for number in range(40)]
+    offsets = {"actions": Seconds(0, 2, hz=20, fill=fill)}
+    found = mixed(datasets, preset="groot", offsets=offsets, framework="numpy")
+    for step, batch in enumerate(itertools.islice(found, 4)):
+        assert batch["action_mask"].dtype == np.float32
+        for row, (source, episode, start) in enumerate(rows_of(found, step)):
+            own = EPISODES[source][episode]["actions"]
+            values, valid = expected(own, start, places(times, RATES[source], EXACT, fill))
+            golden = np.zeros((40, 132), np.float32)
+            golden[np.array(valid), : own.shape[1]] = 1
+            assert np.array_equal(batch["action_mask"][row], golden)
+            assert batch["action_is_pad"][row].tolist() == [not each for each in valid]
+            np.testing.assert_allclose(batch["action"][row, :, : own.shape[1]], values, rtol=1e-6, atol=1e-6)
+
+
 def test_lerobots_delta_timestamps_are_its_steps(datasets: Any) -> None:
     # `get_delta_indices` and `_get_query_indices` of LeRobot: round(d * fps), clipped to the episode.
     deltas = {"actions": [number / 30 for number in range(16)], "observations": [-1 / 3, -0.1, 0.0]}
@@ -321,6 +339,28 @@ def test_a_rollout_has_the_inputs_of_training(datasets: Any) -> None:
                 np.testing.assert_allclose(value[0], batch[key][row], rtol=1e-6)
     predicted = np.random.default_rng(0).normal(size=(1, len(CHUNK), 3))
     assert np.array_equal(rollout.action(predicted), predicted[0, 0])
+
+
+def test_a_rollout_has_the_mask_of_elements_of_training(datasets: Any) -> None:
+    offsets = {"actions": Seconds([-0.3, 0.0], fill="interpolate", fps=5)}
+    loader = SequenceLoader(datasets[0], 60, preset="groot", context=1, offsets=offsets, framework="numpy")
+    (batch,) = arrays(loader, 1)
+    windows = loader.windows(0)
+    rollout = Rollout.from_spec(json.loads(json.dumps(loader.spec())))
+    episode, rows = EPISODES[0][2], 0
+    for step in range(len(episode["rewards"])):
+        if step:
+            rollout.update(episode["actions"][step - 1], 0.0, episode["observations"][step])
+        else:
+            rollout.reset(episode["observations"][0])
+        # 0.3 s before the step is between the two steps before it, the earlier of which is `step - 2`.
+        golden = np.zeros((2, 132), np.float32)
+        golden[np.array([step >= 2, True]), :3] = 1
+        assert np.array_equal(rollout.inputs()["action_mask"][0], golden)
+        for row in np.flatnonzero((windows["episode_id"] == 2) & (windows["start"] == step)):
+            assert np.array_equal(batch["action_mask"][row], golden)
+            rows += 1
+    assert rows
 
 
 def test_a_rollout_does_not_take_an_action_between_steps_for_the_current_one(datasets: Any) -> None:

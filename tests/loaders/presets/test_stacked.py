@@ -113,6 +113,29 @@ def test_the_statistics_of_the_parts_are_joined(normalize: Any, paths: tuple[Pat
     np.testing.assert_allclose(batch["states"], expected["states"], rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("mode", ["mean-std", "quantiles", "minmax"])
+def test_a_matrix_has_one_mean_for_its_elements(mode: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(6)
+    episode = {"vector": rng.normal(2, 3, (20, 2)), "matrix": rng.normal(5, 1, (20, 2, 3)), "rewards": np.ones(20)}
+    gear_data.convert([episode], tmp_path / "d")
+    batch = BatchOptions(stack={"observations": ["vector", "matrix"]})
+    ds = gear_data.open(tmp_path / "d")
+    found = np.array(
+        SequenceLoader(ds, batch=batch, normalize={"observations": mode}).spec()["normalize"]["observations"]
+    )
+    parts = [*episode["vector"].T, *[episode["matrix"].ravel()] * 6]
+    for element, values in enumerate(parts):
+        if mode == "mean-std":
+            expected = [values.mean(), values.std()]
+        else:
+            low, high = np.quantile(values, (0.01, 0.99) if mode == "quantiles" else (0, 1))
+            expected = [(low + high) / 2, (high - low) / 2]
+        np.testing.assert_allclose(found[:, element], expected, rtol=1e-6)
+    robots = gear_data.Mixture([(ds, 1, {"embodiment": 0}), (ds, 1, {"embodiment": 0})], statistics="embodiment")
+    with pytest.raises(InvalidArgumentError, match="'matrix' is a part with one mean for its 6 elements"):
+        SequenceLoader(robots, batch=batch, normalize={"observations": mode})
+
+
 def test_mixtures_and_copies_of_the_loader(paths: tuple[Path, Path]) -> None:
     parts, whole = map(gear_data.open, paths)
     arguments: dict[str, Any] = {"batch_size": 8, "context": 3, "steps": 2, "seed": 4}

@@ -310,6 +310,16 @@ def test_a_rollout_of_a_dataset_whose_actions_were_renamed(datasets: Any) -> Non
         rollout.actions(np.zeros((1, 2, 4)))
 
 
+def test_a_rollout_says_that_steps_of_an_absent_column_are_padding(datasets: Any) -> None:
+    columns, offsets = ["observations", "infos.count"], {"infos.count": (-1, 1)}
+    found = loader(datasets, preset="lerobot", context=1, columns=columns, offsets=offsets)
+    rollout = gear_data.Rollout.from_spec(json.loads(json.dumps(found.spec()))["datasets"][1])
+    rollout.reset(EPISODES[1][0]["observations"][0])
+    assert rollout.inputs()["infos.count_is_pad"].tolist() == [[True, True]]
+    (batch,) = take(found, 1)
+    assert batch["infos.count_is_pad"][batch["source"] == 1].all()
+
+
 # Refusals
 
 

@@ -93,7 +93,7 @@ def test_openpi(filmed: Filmed, dataset: gear_data.Dataset, context: int) -> Non
     ("options", "sizes"),
     [
         ({"preset_options": {**OPENPI, "letterbox": False}}, [(48, 64), (32, 48)]),
-        ({"resize": {FRONT: (30, 20, "letterbox")}}, [(30, 20), (32, 48)]),
+        ({"resize": {FRONT: (30, 20, "letterbox")}}, [(30, 20), (224, 224)]),
         ({"resize": [100, 90, "letterbox"]}, [(100, 90), (100, 90)]),
         ({"preset_options": {**OPENPI, "camera_frames": "float32"}, "resize": (20, 30, "letterbox")}, [(20, 30)] * 2),
     ],
@@ -109,7 +109,7 @@ def test_sizes_of_openpis_cameras(
             got = batch[f"image.{key}"][row]
             got = got if got.dtype == np.uint8 else got.transpose(1, 2, 0) * 255
             assert np.abs(got - wanted).max() <= 1
-    assert loader.spec().get("letterbox") == {(48, 64): None, (30, 20): [FRONT]}.get(sizes[0], sorted([FRONT, WRIST]))
+    assert loader.spec().get("letterbox") == (None if sizes[0] == (48, 64) else sorted([FRONT, WRIST]))
 
 
 def test_letterboxed_frames_are_augmented(dataset: gear_data.Dataset) -> None:
@@ -226,6 +226,49 @@ def test_octo_without_a_camera(dataset: gear_data.Dataset) -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize("goals", ["", "uniform"])
+@pytest.mark.parametrize("first", [True, False])
+def test_octos_proprio_that_a_dataset_lacks(dataset: gear_data.Dataset, first: bool, goals: str) -> None:
+    """Its masks are False. first: whether the first dataset has it."""
+    entries = [(dataset, 1), (dataset, 1, {"rename": {"observations": "observations.hidden"}})]
+    mixture = Mixture(entries if first else entries[::-1], join=True, pad_to="largest")
+    loader, found = load(mixture, "octo", preset_options={**OCTO, "goals": goals}), set[bool]()
+    for batch in islice(loader, 3):
+        has = batch["source"] == (0 if first else 1)
+        found |= {*has.tolist()}
+        assert np.array_equal(batch["observation.proprio"].any(axis=(1, 2)), has)
+        assert np.array_equal(batch["observation.proprio_present"], has)
+        masks = nested_batch(batch)["observation"]["pad_mask_dict"]
+        assert np.array_equal(masks["proprio"], np.stack([has, has], 1)) and masks["proprio"].dtype == np.bool_
+        assert all(masks[key].all() for key in ("timestep", "image_primary", "image_wrist"))
+        if goals:
+            assert np.array_equal(batch["task.proprio"].any(axis=1), has)
+            assert np.array_equal(batch["task.pad_mask_dict.proprio"], has)
+            assert batch["task.pad_mask_dict.image_wrist"].all()
+    assert found == {True, False}
+
+
+@pytest.mark.parametrize("lacks", [FRONT, WRIST])
+@pytest.mark.parametrize("first", [False, True])
+def test_octos_goals_of_a_camera_that_a_dataset_lacks(dataset: gear_data.Dataset, first: bool, lacks: str) -> None:
+    """first: whether the first dataset has it."""
+    entries = [dataset, dataset.drop(lacks)]
+    changes = {"goals": "uniform", "cameras": dict.fromkeys(registry.OCTO.cameras, 16)}
+    loader = load(
+        Mixture([(each, 1) for each in (entries if first else entries[::-1])], join=True), "octo",
+        preset_options={**OCTO, **changes}, resize=(16, 16),
+    )  # fmt: skip
+    found = set()
+    for batch in islice(loader, 3):
+        whole = batch["source"] == (0 if first else 1)
+        for key, camera in (("image_primary", FRONT), ("image_wrist", WRIST)):
+            has = whole | (camera != lacks)
+            assert np.array_equal(batch[f"task.{key}"].any(axis=(1, 2, 3)), has)
+            assert np.array_equal(batch[f"task.pad_mask_dict.{key}"], has)
+        found |= {*whole.tolist()}
+    assert found == {False, True}
+
+
 @pytest.mark.parametrize("context", [1, 16, 40])
 def test_groot(filmed: Filmed, dataset: gear_data.Dataset, context: int) -> None:
     loader = load(dataset, "groot", context=context)
@@ -236,6 +279,22 @@ def test_groot(filmed: Filmed, dataset: gear_data.Dataset, context: int) -> None
         )  # fmt: skip
         assert_equals(batch, expected)
         assert {*batch} == {*flat(expected), "action_is_pad", "valid_count"}
+
+
+@pytest.mark.parametrize("padding", ["edge", "first"])
+def test_groots_mask_of_elements_is_0_where_an_action_is_repeated(dataset: gear_data.Dataset, padding: str) -> None:
+    loader = load(dataset, "groot", context=16, preset_options={"padding": padding})
+    for step, batch in enumerate(islice(loader, 3)):
+        for row, (episode, start) in enumerate(windows_of(loader, step)):
+            actions = dataset.episode(episode)["actions"]
+            golden, repeated = np.zeros((16, 132), np.float32), np.zeros((16, 132), np.float32)
+            for k in range(16):
+                is_real = start + k < len(actions)
+                golden[k, : actions.shape[1]] = is_real
+                nearest = len(actions) - 1 if padding == "edge" else start
+                repeated[k, : actions.shape[1]] = actions[start + k if is_real else nearest]
+            assert np.array_equal(batch["action_mask"][row], golden)
+            assert np.array_equal(batch["action"][row], repeated)
 
 
 @pytest.mark.parametrize("mode", ["quantiles", "minmax", "mean-std"])
@@ -274,9 +333,15 @@ UNLIKE: list[tuple[str, Any, dict[str, Any]]] = [
     ("openpi", None, {"cameras": dict.fromkeys(registry.OPENPI.cameras, 16)}),
     ("openpi", "largest", {"cameras": dict.fromkeys(registry.OPENPI.cameras, 16)}),
     ("groot", "largest", {}),
+    ("groot", {"actions": 140}, {}),
     ("octo", None, {
         "cameras": dict.fromkeys(registry.OCTO.cameras, 16), "widths": {"observation.proprio": 12, "action": 7},
     }),
+    ("octo", "largest", {"cameras": dict.fromkeys(registry.OCTO.cameras, 16)}),
+    ("octo", {"actions": 14}, {
+        "cameras": dict.fromkeys(registry.OCTO.cameras, 16), "widths": {"observation.proprio": 12},
+    }),
+    ("octo", "largest", {"cameras": dict.fromkeys(registry.OCTO.cameras, 16), "goals": "uniform"}),
 ]  # fmt: skip
 
 
@@ -306,6 +371,7 @@ def test_robots_of_unlike_shape_in_one_batch(
                 assert np.array_equal(padded[: len(wanted)], wanted.astype(np.float32))
                 assert not padded[len(wanted) :].any()
             if preset == "groot":
+                assert batch["action_mask"].shape == batch["action"].shape
                 assert batch["action_mask"][row, 0].sum() == len(first)
                 assert batch["video.front"][row].any() == (source == 0) == bool(batch["video.front_present"][row])
             else:
@@ -315,7 +381,12 @@ def test_robots_of_unlike_shape_in_one_batch(
                 }[preset]
                 assert batch[key][row].any() == (source == 0) == bool(batch[mask][row].all())
             if preset == "octo":
-                assert batch["action_pad_mask"][row, -1, 0].sum() == len(first)
+                of_elements = [element < len(first) for element in range(batch["action"].shape[-1])]
+                assert batch["action_pad_mask"][row, -1, 0].tolist() == of_elements
+            if "goals" in changes:
+                assert batch["task.proprio"].shape[1] == batch[state].shape[-1]
+                assert batch["task.proprio"][row, : len(values)].any()
+                assert not batch["task.proprio"][row, len(values) :].any()
             found.add(source)
     assert found == {0, 1}
 
