@@ -9,6 +9,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import DestinationExistsError
+from gear_data.recording.object_store.local_journals import journal_base
 from gear_data.recording.writer import Writer
 
 
@@ -93,3 +94,8 @@ def test_only_the_episode_with_a_damaged_video_is_set_aside(folder: Path) -> Non
     writer.close()
     assert [int(each["actions"][0]) for each in gear_data.open("live")] == [0, 1, 2, 4]
     assert len(list((folder / "live.quarantine").iterdir())) == 1
+
+
+def test_the_journals_of_a_bucket(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GEAR_DATA_JOURNALS", "journals/")
+    assert journal_base("s3://bucket/runs").parent == folder / "journals"
