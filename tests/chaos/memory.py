@@ -17,7 +17,13 @@ from pathlib import Path
 from gear_data.errors import GearError
 from tests.chaos.result import ChaosResult, Limit
 from tests.support.chaos.case_folder import Whole, copy_case, last_lines, log_of, wrong_after
-from tests.support.chaos.small_memory import ended_by_library, measured, need_of, small_memory
+from tests.support.chaos.small_memory import (
+    ended_by_library,
+    has_error_of_library,
+    measured,
+    need_of,
+    small_memory,
+)
 from tests.support.chaos.system_calls import refusal, supervise
 from tests.support.chaos.visits import visits
 from tests.support.chaos.write_paths import Job, inside
@@ -25,9 +31,6 @@ from tests.support.chaos.write_paths import Job, inside
 #: Outcomes of a job.
 _RIGHT, _TYPED, _UNTYPED = "right result", "typed error", "MemoryError"
 _LIBRARY, _ENDED = "error of a library", "ended by a library"
-#: How Python, Arrow, Polars and the loader of shared libraries say that memory is missing.
-_WORDS = ("can't start new thread", "can't allocate", "Failed to launch worker thread", "Cannot allocate memory",
-          "Could not find/load shared object", "failed to map segment", "Polars binary is missing")  # fmt: skip
 
 
 def run(seed: int, limit: Limit) -> ChaosResult:
@@ -58,7 +61,7 @@ def _press(whole: Whole, case: Path, extra: int) -> tuple[str, str | None]:
     outcome = next((each for each in (_TYPED, _UNTYPED) if f"outcome: {each}" in ended.output), _RIGHT)
     if ended_by_library(ended):
         outcome = _ENDED
-    elif ended.status == 1 and any(words in ended.output for words in _WORDS):
+    elif has_error_of_library(ended):
         outcome = _LIBRARY
     elif ended.status != 0:
         failure = f"exit status {ended.status}: {last_lines(ended.output)}"

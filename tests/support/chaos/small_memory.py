@@ -13,6 +13,9 @@ from tests.support.chaos.system_calls import Ended
 
 #: Signals with which libraries end a process that has no memory.
 _SIGNALS = {-each for each in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP, signal.SIGILL)}
+#: How Python, Arrow, Polars and the loader of shared libraries say that memory is missing.
+_WORDS = ("can't start new thread", "can't allocate", "Failed to launch worker thread", "Cannot allocate memory",
+          "Could not find/load shared object", "failed to map segment", "Polars binary is missing")  # fmt: skip
 _NO_THREAD = "cannot allocate memory for thread-local data: ABORT"
 
 
@@ -63,6 +66,11 @@ def small_memory(extra: int) -> Iterator[None]:
 def ended_by_library(ended: Ended) -> bool:
     """Returns whether a library has ended the process. The C library does so where a new thread has no memory."""
     return ended.status in _SIGNALS or (ended.status == 127 and _NO_THREAD in ended.output)
+
+
+def has_error_of_library(ended: Ended) -> bool:
+    """Returns whether a process ended with an error of a library that says in its own words that memory is missing."""
+    return ended.status == 1 and any(words in ended.output for words in _WORDS)
 
 
 def _address_space(name: str) -> int:
