@@ -268,8 +268,8 @@ class Writer:
             NodeUnreachableError: the server acknowledged nothing for a long time. If the episode is still open, call
                 again; else call `flush`.
         """
-        self._check_process()
         refuse_misspelled("Writer.end_episode", facts, _ENDS, "a fact needs a name that differs more")
+        self._check_process()
         self._wait()
         with self._mutex:
             opened, slot = self._opened_with_steps(env_id)
