@@ -69,7 +69,7 @@ def test_gradients_are_clipped(dataset: gear_data.Dataset) -> None:
 
 def test_a_non_finite_loss_stops_training_before_the_weights_change(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(4, max_length=8)
-    rollouts[1].columns["observations"][0, 0] = np.nan
+    rollouts[1].columns["actions"][0, 0] = np.nan
     gear_data.convert(sources.write_episodes(tmp_path / "nan.parquet", rollouts), tmp_path / "nan")
     run = make_trainer(gear_data.open(tmp_path / "nan"), {"batch_size": 64})
     before = parameters(run)
