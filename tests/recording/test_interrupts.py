@@ -7,6 +7,7 @@ import itertools
 import signal
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +60,16 @@ def test_no_interrupt_finds_a_lock_that_it_could_leave_locked(tmp_path: Path, mo
     assert len(threads) > 4 and threading.main_thread() not in threads
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """An interrupt raises KeyboardInterrupt, also if another test or library has changed this."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.processes
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("how", ["seal", "close"])
 def test_an_interrupted_publication_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """`close` waits for a publication that `seal` began."""
@@ -75,7 +85,7 @@ def test_an_interrupted_publication_goes_on(tmp_path: Path, monkeypatch: pytest.
 
     def interrupt() -> None:
         assert begun.wait(60)
-        signal.raise_signal(signal.SIGINT)
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     writer = gear_data.Writer(tmp_path / "live")
     writer.append(actions=1)
