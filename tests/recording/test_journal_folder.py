@@ -7,7 +7,7 @@ import itertools
 import os
 import resource
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -89,7 +89,16 @@ def in_child(function: Callable[[], object]) -> list[str]:
         return file.read().split()
 
 
+@pytest.fixture
+def only_new_garbage() -> Iterator[None]:
+    """Objects of earlier tests stay in children: collecting them takes seconds, and not all can be finalized there."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
 @pytest.mark.processes
+@pytest.mark.usefixtures("only_new_garbage")
 def test_a_forked_child_writes_nothing_and_releases_nothing(tmp_path: Path) -> None:
     """It has the parent's descriptors. What it wrote would be where the parent writes next."""
     writer = gear_data.Writer(tmp_path / "live")
