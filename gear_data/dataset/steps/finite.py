@@ -59,11 +59,12 @@ def refuse_non_finite(dataset: DatasetCore, part: ColumnSpec) -> None:
     with progress_bar(dataset.num_steps, "find NaN", "step", None) as bar:
         for first, last in block_ranges(dataset.lengths, whole.row_bytes, BLOCK_BYTES):
             lengths = dataset.lengths[first:last]
-            for row in np.flatnonzero(_is_bad(dataset, part, mask, first, last)).tolist():
-                episode, step = place_of(dataset, first, lengths, row)
-                place = place or f"step {step} of episode {episode}"
-                if episodes[-1:] != [episode]:
-                    episodes.append(episode)
+            bad = _is_bad(dataset, part, mask, first, last)
+            if not place and bad.any():
+                episode, step = place_of(dataset, first, lengths, int(bad.argmax()))
+                place = f"step {step} of episode {episode}"
+            positions = first + np.flatnonzero(np.logical_or.reduceat(bad, offsets_of(lengths)[:-1]))
+            episodes += (positions if dataset.episode_ids is None else dataset.episode_ids[positions]).tolist()
             bar.update(int(lengths.sum()))
     if episodes:
         name = part.name
