@@ -115,7 +115,8 @@ class Writer:
         if publish_every is not None and not (isinstance(publish_every, int | float) and publish_every > 0):
             raise InvalidArgumentError(f"publish_every must be above 0, not {publish_every!r}")
         check_range("shard_bytes", shard_bytes, MIN_SHARD_BYTES)
-        self._durability = durability
+        #: Whether the disk has an episode when the call that ends it returns.
+        self._syncs = durability == "episode"
         self._columns: dict[str, ColumnSpec] = {}
         self._cameras = CameraRecorder(cameras or {})
         self._declared = None if schema is None else self._cameras.declare(declared_columns(schema))
@@ -237,10 +238,10 @@ class Writer:
             opened.append(slots, rows)
             ended = flags[0] | flags[1]
             if self._cameras.columns:
-                self._cameras.begin_finish(slots[ended].tolist(), sync=self._durability == "episode")
+                self._cameras.begin_finish(slots[ended].tolist(), sync=self._syncs)
             for row in ended.nonzero()[0].tolist():
                 last = {name: values[row] for name, values in finals.items()}
-                self._end(opened, int(slots[row]), bool(flags[0][row]), bool(flags[1][row]), last, {})
+                self._end(opened, int(slots[row]), bool(flags[0][row]), bool(flags[1][row]), last, {}, sync=self._syncs)
 
     def end_episode(
         self, env_id: int = 0, *, terminated: bool = False, truncated: bool = False, final: Any = None, **facts: Any
@@ -279,7 +280,9 @@ class Writer:
                 if final is None
                 else {name: values[0] for name, values in self._finals(one_row(final), 1, where).items()}
             )
-            self._end(opened, slot, bool(terminated), bool(truncated or not terminated), finals, facts)
+            self._end(
+                opened, slot, bool(terminated), bool(truncated or not terminated), finals, facts, sync=self._syncs
+            )
 
     def discard(self, env_id: int = 0) -> None:
         """Removes the open episode of an environment, such as a failed demonstration."""
@@ -354,7 +357,7 @@ class Writer:
             if self._closed:
                 return None
             for environment in self.open_episodes():
-                self._record(*self._opened_with_steps(environment), False, True, {}, {})
+                self._end(*self._opened_with_steps(environment), False, True, {}, {}, sync=False)
             self._sink.before_close()
             self._closed = True
             self._cameras.close()
@@ -442,27 +445,18 @@ class Writer:
         truncated: bool,
         finals: Mapping[str, npt.NDArray[Any]],
         facts: Mapping[str, Any],
+        *,
+        sync: bool,
     ) -> None:
-        self._record(opened, slot, terminated, truncated, finals, facts)
-        if self._durability == "episode":
-            self._sink.sync()
-
-    def _record(
-        self,
-        opened: OpenEpisodes,
-        slot: int,
-        terminated: bool,
-        truncated: bool,
-        finals: Mapping[str, npt.NDArray[Any]],
-        facts: Mapping[str, Any],
-    ) -> None:
-        """Puts an open episode into the sink."""
-        videos = self._cameras.finish(slot, sync=self._durability == "episode")
+        """Puts an open episode into the sink. sync: wait until the disk has it."""
+        videos = self._cameras.finish(slot, sync=self._syncs)
         self._ending = slot, self._sink.episodes
         try:
             self._sink.append(RecordedEpisode(opened.steps(slot), terminated, truncated, finals, facts, videos))
         finally:
             self._forget_ended()
+        if sync:
+            self._sink.sync()
 
     def _forget_ended(self) -> None:
         """Forgets the steps of the last episode that ended, if the sink has it.
