@@ -402,8 +402,10 @@ class Dataset(DatasetCore):
     def rename(self, names: Mapping[str, str]) -> Dataset:
         """Returns the dataset with other names of columns or cameras. No file of steps is written.
 
-        The masks of columns are renamed with them, and `returns_to_go` leaves with `rewards`. Shards are read once if
-        the order of the names changes: the contents of episodes are hashed in this order. See `with_column`.
+        The masks of columns are renamed with them. `returns_to_go` leaves with `rewards`, and the `return` of each
+        episode is the sum of the new `rewards`; null without such a column. Shards are read once if a column becomes
+        `rewards` or was it, or if the order of the names changes: the contents of episodes are hashed in this order.
+        See `with_column`.
 
         Args:
             names: name -> new name.

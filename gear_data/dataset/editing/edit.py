@@ -153,7 +153,8 @@ class _Columns:
         schema, episodes = edit.schema(before.schema), with_plain_text(self._store.episode_table)
         shards: list[ShardEntry] = []
         statistics: dict[str, ColumnStatistics] = {}
-        if values is None and not edit.changes_contents(before.schema):
+        moves_rewards = edit.names.get(REWARDS) != (REWARDS if REWARDS in before.schema else None)
+        if values is None and not edit.changes_contents(before.schema) and not moves_rewards:
             shards += [edit.shard(shard, None) for shard in before.shards]
         else:
             edit, shards, statistics, contents, returns = self._read(edit, values)

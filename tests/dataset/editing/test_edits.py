@@ -238,6 +238,20 @@ def test_rewards_take_their_returns_along(
     np.testing.assert_allclose(discounted[3]["returns_to_go"], 2 * expected[3]["returns_to_go"], rtol=1e-6)
 
 
+def test_returns_follow_a_rename_of_rewards(
+    source: list[dict[str, Any]], whole: gear_data.Dataset, tmp_path: Path
+) -> None:
+    """Also if the order of the names stays."""
+
+    def change(e: dict[str, Any]) -> dict[str, Any]:
+        return {("rewards.raw" if key == "rewards" else key): value for key, value in e.items()}
+
+    golden = _converted(tmp_path / "golden", source, change)
+    assert golden.episodes["return"].null_count() == len(golden)
+    _check_saved(whole.rename({"rewards": "rewards.raw"}), golden, tmp_path / "away")
+    _check_saved(golden.rename({"rewards.raw": "rewards"}), whole, tmp_path / "back", without=("returns_to_go",))
+
+
 def test_edits_after_edits(source: list[dict[str, Any]], whole: gear_data.Dataset, tmp_path: Path) -> None:
     def change(e: dict[str, Any]) -> dict[str, Any]:
         del e["prompt"]
