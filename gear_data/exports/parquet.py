@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from gear_data.common.progress import ProgressBar, progress_bar
 from gear_data.dataset.dataset import Dataset
-from gear_data.dataset.tables.metadata import episode_metadata
+from gear_data.dataset.tables.metadata import episode_metadata, metadata_names
+from gear_data.errors import UnsupportedColumnError
 from gear_data.exports.destination import FILE_SUFFIXES, atomic_folder, atomic_new_file
 from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files
 from gear_data.exports.metadata import final_observations
@@ -24,23 +25,39 @@ def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) 
     """Writes the destination if it ends in .parquet, otherwise a folder.
 
     The folder has one file `data/train-00000-of-0000N.parquet` for each shard with exported episodes. The HuggingFace
-    hub uses these names.
+    hub uses these names. A fact with the name of a column is left out.
 
     Raises:
-        UnsupportedColumnError: a column of one block exceeds the 32-bit offsets of its lists.
+        UnsupportedColumnError: a column of one block exceeds the 32-bit offsets of its lists, or has the name of final
+            observations.
     """
-    shards = _shard_runs(dataset)
+    shards, taken = _shard_runs(dataset), _column_names(dataset)
+    left_out = [name for name in metadata_names(dataset) if name in taken]
     with progress_bar(dataset.num_steps, "export", "step", options.progress) as bar:
         if destination.suffix in FILE_SUFFIXES["parquet"]:
             with atomic_new_file(destination, options.overwrite) as temporary:
                 _write(dataset, temporary, shards, bar)
-            return exported_files(destination)
+            return exported_files(destination, left_out)
         names = [f"data/train-{i:05d}-of-{len(shards):05d}.parquet" for i in range(len(shards))]
         with atomic_folder(destination, options.overwrite) as folder:
             (folder / "data").mkdir()
             for shard, name in zip(shards, names, strict=True):
                 _write(dataset, folder / name, [shard], bar)
-    return exported_files(destination)
+    return exported_files(destination, left_out)
+
+
+def _column_names(dataset: Dataset) -> set[str]:
+    """Returns the names of the columns of steps and final observations."""
+    names = {spec.name for spec in dataset.schema.source_columns}
+    for spec in dataset.schema.final_columns:
+        if (name := f"final_{spec.name}") in names:
+            raise UnsupportedColumnError(
+                f"the export to Parquet puts the final observations of '{spec.name}' under this name",
+                column=name,
+                hint="give the column another name: ds.rename (gear-data edit --rename)",
+            )
+        names.add(name)
+    return names
 
 
 def _shard_runs(dataset: Dataset) -> list[tuple[int, int]]:
@@ -77,10 +94,14 @@ def _episode_table(dataset: Dataset, first: int, last: int) -> tuple[pa.Table, i
         for spec in dataset.schema.final_columns:
             columns[f"final_{spec.name}"] = nested_finals(finals, spec)
     metadata = episode_metadata(dataset, first, last)
+    facts = {name: values for name, values in metadata.items() if name not in columns}
     fields = [pa.field(name, values.type) for name, values in columns.items()]
-    fields += [
-        pa.field(name, values.type, metadata=FACT_MARK if pa.types.is_nested(values.type) else None)
-        for name, values in metadata.items()
-    ]
-    columns.update(metadata)
+    fields += [pa.field(name, values.type, metadata=_mark(values.type)) for name, values in facts.items()]
+    columns.update(facts)
     return pa.table(list(columns.values()), schema=pa.schema(fields)), int(offsets[-1])
+
+
+def _mark(type_: pa.DataType) -> dict[bytes, bytes] | None:
+    """Returns the mark of a fact that the reader would take for a column of steps, or refuse."""
+    is_bytes = pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
+    return FACT_MARK if pa.types.is_nested(type_) or is_bytes else None

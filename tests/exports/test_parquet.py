@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 import gear_data
+from gear_data.errors import UnsupportedColumnError
 from tests.support.source_makers import MAKERS
 
 
@@ -79,3 +80,26 @@ def test_facts_that_are_lists_stay_facts(name: str, sources: Any, tmp_path: Path
     fact = "initial_state.articulation.robot.root_pose"
     expected = [rollout.columns["observations"][0].tolist() for rollout in rollouts]
     assert gear_data.open(tmp_path / "again").episodes[fact].to_list() == expected
+
+
+@pytest.mark.parametrize("name", ["one.parquet", "folder"])
+def test_facts_with_the_name_of_a_column_are_left_out(name: str, rollouts_path: Path, tmp_path: Path) -> None:
+    """A table has no two columns of one name. Bytes stay facts, as lists do."""
+    ds = gear_data.open(rollouts_path)
+    blobs = [bytes([i]) for i in range(len(ds))]
+    edited = ds.with_column("success", "rewards > 0").with_facts({"success": [True] * len(ds), "blob": blobs})
+    assert gear_data.export(edited, tmp_path / name, progress=False).left_out == ("success",)
+    gear_data.convert(tmp_path / name, tmp_path / "again", progress=False)
+    back = gear_data.open(tmp_path / "again")
+    assert back.fingerprint == edited.fingerprint
+    assert "success" not in back.episodes.columns
+    assert back.episodes["blob"].to_list() == blobs
+
+
+def test_a_column_with_the_name_of_final_observations_is_refused(rollouts_path: Path, tmp_path: Path) -> None:
+    ds = gear_data.open(rollouts_path)
+    edited = ds.with_column("final_observations", np.zeros(ds.num_steps))
+    with pytest.raises(UnsupportedColumnError, match="rename") as error:
+        gear_data.export(edited, tmp_path / "out", progress=False)
+    assert error.value.column == "final_observations"
+    assert not (tmp_path / "out").exists()
