@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +17,8 @@ from gear_data.selection.windows import Int64Array
 from gear_data.storage.episode_tables import EPISODE_SCHEMA, episode_metadata_names, with_plain_text
 
 _ID, _TASK = "episode_id", "task"
+#: Arrow's names of the index of a pandas frame that has no name. Rows that were filtered have one.
+_INDEX = re.compile(r"__index_level_\d+__")
 
 
 def with_facts(dataset: DatasetCore, facts: Any) -> tuple[pa.Table, list[str]]:
@@ -25,7 +28,7 @@ def with_facts(dataset: DatasetCore, facts: Any) -> tuple[pa.Table, list[str]]:
         dataset: a dataset or view.
         facts: see `Dataset.with_facts`.
     """
-    found = with_plain_text(_table(facts))
+    found = _table(facts)
     episodes = with_plain_text(dataset.store.episode_table)
     rows = _rows(dataset, found)
     names = [name for name in found.column_names if name != _ID]
@@ -55,6 +58,7 @@ def _table(facts: Any) -> pa.Table:
         elif hasattr(facts, "to_arrow"):  # of Polars
             facts = facts.to_arrow()
         table = facts if isinstance(facts, pa.Table) else pa.table(facts)
+        table = with_plain_text(table.drop_columns([name for name in table.column_names if _INDEX.fullmatch(name)]))
         return table.cast(pa.schema([_stored_field(field) for field in table.schema]))
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise InvalidArgumentError(

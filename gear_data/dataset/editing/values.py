@@ -16,6 +16,7 @@ from gear_data.dataset.episode import Episode
 from gear_data.dataset.stores.store import DatasetStore
 from gear_data.error_text import shown
 from gear_data.errors import GearError, InvalidArgumentError, UnsupportedColumnError
+from gear_data.ingest.sources.tables.to_numpy import IrregularRowsError, inner_shape, is_list, storage_array, to_numpy
 from gear_data.schema import DTYPES, MAX_AXES, VARIABLE_TYPES, ColumnSpec
 
 if TYPE_CHECKING:
@@ -167,8 +168,8 @@ def _without_nulls(values: Any, name: str, whose: str) -> Any:
 
     if isinstance(values, pl.Series) and values.dtype in (pl.String, pl.Binary, pl.Categorical, pl.Enum):
         values = values.to_arrow()
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        values = storage_array(values)
     nulls = values.null_count if hasattr(values, "null_count") else 0
     if callable(nulls):
         nulls = nulls()
@@ -190,7 +191,8 @@ def _without_nulls(values: Any, name: str, whose: str) -> Any:
         return found.astype(found.dtype.newbyteorder("="), copy=False)
     except GearError:
         raise
-    except (pa.ArrowException, RuntimeError, TypeError, ValueError) as error:  # RuntimeError: a tensor with a gradient
+    # RuntimeError: a tensor with a gradient
+    except (IrregularRowsError, pa.ArrowException, RuntimeError, TypeError, ValueError) as error:
         raise UnsupportedColumnError(
             f"cannot be stored: {error}", column=name, hint="give numbers of one shape, text, or bytes"
         ) from error
@@ -221,4 +223,6 @@ def _of_arrow(values: pa.Array) -> _Values:
         return values.cast(VARIABLE_TYPES["binary"])
     if pa.types.is_boolean(values.type) or pa.types.is_primitive(values.type):
         return values.to_numpy(zero_copy_only=False)
+    if is_list(values.type):  # Python has one kind of integer and of float
+        return to_numpy(values, inner_shape(values))
     return np.asarray(values.to_pylist())

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import polars as pl
 import pyarrow as pa
 import pytest
@@ -178,6 +179,26 @@ def _check_added(
     assert json.loads((folder / "manifest.json").read_text())["version"] == 3
 
 
+@pytest.mark.parametrize("dtype", ["bool", "uint8", "float16", "float32", "uint64"])
+@pytest.mark.parametrize("kind", ["list", "large", "fixed", "chunks"])
+def test_lists_of_arrow_keep_their_dtype(dtype: str, kind: str, whole: gear_data.Dataset) -> None:
+    count = whole.num_steps
+    largest = np.iinfo(np.uint64).max if dtype == "uint64" else 1
+    numbers = np.array([0, largest], dtype)[np.arange(count * 6) % 2].reshape(-1, 2, 3)
+    values = pa.array(numbers.reshape(-1))
+    if kind == "large":
+        for width, rows in ((3, 2 * count), (2, count)):
+            values = pa.LargeListArray.from_arrays(np.arange(rows + 1) * width, values)
+    elif kind == "fixed":
+        values = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(values, 3), 2)
+    else:
+        for width, rows in ((3, 2 * count), (2, count)):
+            values = pa.ListArray.from_arrays((np.arange(rows + 1) * width).astype(np.int32), values)
+    edited = whole.with_column("a", pa.chunked_array([values[:9], values[9:]]) if kind == "chunks" else values)
+    assert (edited.schema["a"].dtype, edited.schema["a"].shape) == (dtype, (2, 3))
+    np.testing.assert_array_equal(np.concatenate([episode["a"] for episode in edited]), numbers)
+
+
 @pytest.mark.parametrize(("role", "name"), [
     ("observation", "observations.depth"), ("info", "infos.depth"), ("action", "actions.depth"), ("extra", "depth"),
     (None, "depth"),
@@ -299,11 +320,19 @@ def test_facts(whole: gear_data.Dataset, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "out/manifest.json").read_text())["version"] == 1
 
 
-@pytest.mark.parametrize("kind", ["polars", "arrow", "dict"])
+@pytest.mark.parametrize("kind", ["polars", "arrow", "dict", "dictionary", "pandas"])
 def test_facts_of_some_episodes(kind: str, whole: gear_data.Dataset) -> None:
     columns = {"episode_id": [5, 2], "task": ["five", "two"], "label": [0.5, 0.2], "score": [1, 2]}
-    table = {"polars": pl.DataFrame(columns), "arrow": pa.table(columns), "dict": columns}[kind]
-    edited = whole.with_facts(table)
+    arrow = pa.table(columns)
+    tables = {
+        "polars": pl.DataFrame(columns),
+        "arrow": arrow,
+        "dict": columns,
+        "dictionary": arrow.set_column(1, "task", arrow.column("task").dictionary_encode()),
+        "pandas": pd.DataFrame(columns, index=[7, 3]).astype({"task": "category"}),
+    }
+    edited = whole.with_facts(tables[kind])
+    assert edited.episodes.columns == [*whole.episodes.columns, "label"]
     tasks, scores = whole.episodes["task"].to_list(), whole.episodes["score"].to_list()
     tasks[5], tasks[2], scores[5], scores[2] = "five", "two", 1.0, 2.0
     assert edited.episodes["task"].to_list() == tasks
@@ -367,6 +396,7 @@ def _later(dtype: str) -> Callable[[Any], Any]:
     ("a", lambda e: [*[0] * (e.length - 1), "x"], UnsupportedColumnError, r"episode \d+ has text .* value 0 is 0"),
     ("a", lambda e: (1.5, *[b"x"] * (e.length - 1)), UnsupportedColumnError, r"value 0 is 1\.5(.|\n)*give text"),
     ("a", lambda e: [[1], [2, 3]] * e.length, UnsupportedColumnError, "cannot be stored"),
+    ("a", lambda e: pa.array([[1.0]] * (e.length - 1) + [[1.0, 2.0]]), UnsupportedColumnError, "2 elements in axis 1"),
     ("a", lambda e: ["\ud800"] * e.length, UnsupportedColumnError, "cannot be stored"),
     ("rewards", lambda e: e["rewards"], InvalidArgumentError, "a column of this name"),
     ("returns_to_go", lambda e: e["rewards"], InvalidArgumentError, "of this name"),
