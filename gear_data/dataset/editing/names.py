@@ -7,7 +7,7 @@ from typing import get_args
 
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
-from gear_data.ingest.pipeline.names import INVALID_NAME, canonical_name, is_column_name
+from gear_data.ingest.pipeline.names import DONES, INVALID_NAME, canonical_name, is_column_name
 from gear_data.ingest.pipeline.stored_columns import RETURNS_TO_GO
 from gear_data.schema import Role, Schema, mask_column
 from gear_data.storage.edits.changes import END_FLAGS, Edit
@@ -75,6 +75,12 @@ def check_new_name(name: object, taken: Sequence[str]) -> None:
     if name in taken:
         raise InvalidArgumentError(
             "the dataset has a column of this name", column=name, hint="choose another name, or drop that column first"
+        )
+    if canonical_name(name) == DONES:
+        raise InvalidArgumentError(
+            "a merge, or a conversion of an export, would read this column as an end flag and leave it out",
+            column=name,
+            hint=f"choose another name, such as 'infos.{name}'",
         )
     if canonical_name(name) != name:
         raise InvalidArgumentError(

@@ -402,6 +402,8 @@ def _later(dtype: str) -> Callable[[Any], Any]:
     ("returns_to_go", lambda e: e["rewards"], InvalidArgumentError, "of this name"),
     ("masks.actions", lambda e: e["rewards"], InvalidArgumentError, "computes"),
     ("reward", lambda e: e["rewards"], InvalidArgumentError, "read back as 'rewards'"),
+    ("done", lambda e: e["rewards"], InvalidArgumentError, r"end flag(.|\n)*infos\.done"),
+    ("dones", lambda e: e["rewards"], InvalidArgumentError, "end flag"),
     ("", lambda e: e["rewards"], InvalidArgumentError, "cannot be the name"),
     (3, lambda e: e["rewards"], InvalidArgumentError, "cannot be the name"),
 ])  # fmt: skip
@@ -421,6 +423,7 @@ def test_a_wrong_column(
 @pytest.mark.parametrize(("edit", "error", "message"), [
     (lambda ds: ds.rename({"nothing": "a"}), UnknownNameError, "nothing"),
     (lambda ds: ds.rename({"prompt": "actions"}), InvalidArgumentError, "a column of this name"),
+    (lambda ds: ds.rename({"prompt": "dones"}), InvalidArgumentError, "end flag"),
     (lambda ds: ds.rename({"prompt": "a", "actions": "a"}), InvalidArgumentError, "a column of this name"),
     (lambda ds: ds.rename({"truncated": "a"}), InvalidArgumentError, "every dataset"),
     (lambda ds: ds.rename({"returns_to_go": "a"}), InvalidArgumentError, "computed"),
