@@ -57,12 +57,20 @@ def nested_values(values: pa.Array, offsets: npt.NDArray[np.int64], name: str | 
     Raises:
         UnsupportedColumnError: the values have 2^31 bytes or more.
     """
+    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), narrow_values(values, name))
+
+
+def narrow_values(values: pa.Array, name: str | None = None) -> pa.Array:
+    """Converts `large_string` or `large_binary` to `string` or `binary`, whose offsets have 32 bits.
+
+    Raises:
+        UnsupportedColumnError: the values have 2^31 bytes or more.
+    """
     bounds = value_offsets(values)
     _check_offsets(int(bounds[-1] - bounds[0]), name, "bytes")
     # A slice begins in the middle of its buffer, where offsets may exceed 32 bits.
     compact = pa.concat_arrays([values, values[:0]]) if bounds[0] else values
-    array = compact.cast(pa.string() if pa.types.is_large_string(values.type) else pa.binary())
-    return pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32)), array)
+    return compact.cast(pa.string() if pa.types.is_large_string(values.type) else pa.binary())
 
 
 def nested_finals(finals: Sequence[Mapping[str, npt.NDArray[Any]] | None], spec: ColumnSpec) -> pa.Array:
@@ -83,7 +91,7 @@ def _check_offsets(last: int, name: str | None, unit: str = "elements") -> None:
     """
     if last > _MAX_OFFSET:
         raise UnsupportedColumnError(
-            f"{last:,} {unit} in one list column of a Parquet row group exceed its 32-bit offsets",
+            f"{last:,} {unit} in one column of a Parquet row group exceed its 32-bit offsets",
             column=name,
             hint="leave the column out at conversion (--columns), or export smaller batches",
         )

@@ -19,7 +19,7 @@ import pyarrow as pa
 from gear_data.common.extras import PIL
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import UnsupportedColumnError
-from gear_data.exports.nested import nested_rows
+from gear_data.exports.nested import narrow_values, nested_rows
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.schema import ColumnSpec
 
@@ -131,11 +131,11 @@ def _feature(dataset: Dataset, spec: ColumnSpec, name: str) -> Feature:
             f"LeRobot's {CLOCK} must be one float per step, in seconds", column=CLOCK, hint="rename it: --rename"
         )
     if spec.dtype == "string":
-        return Feature(name, spec, _declared("string", (1,)), lambda values: values.cast(pa.string()))
+        return Feature(name, spec, _declared("string", (1,)), lambda values: narrow_values(values, spec.name))
     if spec.dtype == "binary":
         shape = _image_shape(dataset, spec)
         declared = {"dtype": "image", "shape": list(shape), "names": ["height", "width", "channels"]}
-        return Feature(name, spec, declared, _image_files)
+        return Feature(name, spec, declared, lambda values: _image_files(values, spec.name))
     if len(spec.shape) > _MAX_AXES:
         raise UnsupportedColumnError(
             f"has {len(spec.shape)} axes, but LeRobot's features have at most {_MAX_AXES}",
@@ -158,9 +158,10 @@ def _fixed_lists(values: Any) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), values.shape[1])
 
 
-def _image_files(values: pa.Array) -> pa.Array:
+def _image_files(values: pa.Array, name: str) -> pa.Array:
     """Converts encoded images to the struct of `datasets.Image`."""
-    return pa.StructArray.from_arrays([values.cast(pa.binary()), pa.nulls(len(values), pa.string())], ["bytes", "path"])
+    arrays = [narrow_values(values, name), pa.nulls(len(values), pa.string())]
+    return pa.StructArray.from_arrays(arrays, ["bytes", "path"])
 
 
 def _image_shape(dataset: Dataset, spec: ColumnSpec) -> tuple[int, int, int]:
