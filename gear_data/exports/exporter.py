@@ -87,6 +87,11 @@ def require_columns(dataset: Dataset, names: Container[str], format: str) -> Non
             )
 
 
+def rename_hint(name: str, new: str = "NAME") -> str:
+    """Returns the advice to rename a column of the dataset. Its source may not have the column."""
+    return f"rename it: ds.rename({{{name!r}: {new!r}}}) (gear-data edit DATASET OUT --rename {name}={new})"
+
+
 def exported_files(destination: Path, left_out: Sequence[str] = (), notes: Sequence[str] = ()) -> ExportedFiles:
     """Lists the written file, or all files of the written folder."""
     if destination.is_file():

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import UnsupportedColumnError
-from gear_data.exports.exporter import episode_blocks, require_columns
+from gear_data.exports.exporter import episode_blocks, rename_hint, require_columns
 from gear_data.exports.metadata import episode_id, final_observations
 from gear_data.schema import ColumnSpec
 from gear_data.storage.episode_block import offsets_of
@@ -88,7 +88,7 @@ def _check_columns(dataset: Dataset, format: str) -> None:
             raise UnsupportedColumnError(
                 f"the name '{spec.name}' has another meaning in {format}",
                 column=spec.name,
-                hint="give it another name at conversion: --rename",
+                hint=rename_hint(spec.name),
             )
 
 

@@ -28,12 +28,13 @@ from gear_data.exports.exporter import (
     ExportOptions,
     episode_blocks,
     exported_files,
+    rename_hint,
     require_columns,
 )
 from gear_data.exports.hdf5 import create_hdf5
 from gear_data.exports.metadata import episode_id, final_observations, source_metadata
 from gear_data.exports.spaces import space
-from gear_data.schema import ColumnSpec
+from gear_data.schema import ColumnSpec, mask_column
 
 #: Version of the layout. Minari refuses unknown versions.
 _VERSION = "0.5.4"
@@ -106,15 +107,16 @@ def _paths(dataset: Dataset) -> dict[str, str]:
     for name, spec in sorted(specs.items()):
         group = name.split(".", 1)[0]
         if (name not in (*REQUIRED, *_FLAGS) and group not in ("observations", "actions", "infos")) or name == "infos":
-            raise UnsupportedColumnError(
-                "Minari cannot store this column", column=name, hint=f"call it infos.{name} at conversion: --rename"
-            )
+            is_mask = name.startswith(mask_column("").name)  # it has the name of its column
+            hint = "export to Parquet" if is_mask else rename_hint(name, f"infos.{name}")
+            raise UnsupportedColumnError("Minari cannot store this column", column=name, hint=hint)
         parent = next((other for other in specs if name.startswith(f"{other}.")), None)
         if parent is not None:
             raise UnsupportedColumnError(
                 f"there is also a column '{parent}', but a name in Minari is either an array or a Dict of arrays",
                 column=name,
-                hint=f"call it infos.{name} at conversion: --rename",
+                # Minari stores final values only of observations.
+                hint=rename_hint(parent, f"{parent}.value") if spec.has_final else rename_hint(name, f"infos.{name}"),
             )
         if spec.dtype == "binary":
             raise UnsupportedColumnError(

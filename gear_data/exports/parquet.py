@@ -13,7 +13,7 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.metadata import episode_metadata, metadata_names
 from gear_data.errors import UnsupportedColumnError
 from gear_data.exports.destination import FILE_SUFFIXES, atomic_folder, atomic_new_file
-from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files
+from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files, rename_hint
 from gear_data.exports.metadata import final_observations
 from gear_data.exports.nested import nested_episodes, nested_finals, nested_values
 from gear_data.exports.table_writer import TableWriter
@@ -54,7 +54,7 @@ def _column_names(dataset: Dataset) -> set[str]:
             raise UnsupportedColumnError(
                 f"the export to Parquet puts the final observations of '{spec.name}' under this name",
                 column=name,
-                hint="give the column another name: ds.rename (gear-data edit --rename)",
+                hint=rename_hint(name),
             )
         names.add(name)
     return names

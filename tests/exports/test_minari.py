@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +29,37 @@ def test_metadata_that_minari_cannot_store(sources: Any, tmp_path: Path) -> None
     report = gear_data.export(ds.filter("level < 3"), tmp_path / "out-v0", "minari")
     assert report.left_out == ("day",)
     assert convert_again(tmp_path / "out-v0", tmp_path).episodes["level"].to_list() == [1, 2]
+
+
+def test_columns_are_renamed_as_the_errors_say(rollouts_path: Path, tmp_path: Path) -> None:
+    """Columns that were added are in no source."""
+    ds = gear_data.open(rollouts_path)
+    values = np.zeros(ds.num_steps)
+    episode = {
+        "observations": {"a": np.ones((4, 2), np.float32), "b": np.ones((4, 3), np.float32)},
+        "actions": np.ones((3, 1), np.float32),
+        "rewards": np.ones(3),
+    }
+    gear_data.convert([episode], tmp_path / "nested", progress=False)
+    cases = {
+        "level": ds.with_column("level", values),
+        "actions.b": ds.with_column("actions.b", values),
+        "observations.b": gear_data.open(tmp_path / "nested").rename({"observations.a": "observations"}),
+    }
+    for number, (name, wide) in enumerate(cases.items()):
+        with pytest.raises(UnsupportedColumnError) as error:
+            gear_data.export(wide, tmp_path / f"{number}-v0", "minari", progress=False)
+        assert error.value.column == name
+        advice = re.search(r"ds\.rename\((\{.*?\})\)", error.value.hint or "")
+        assert advice is not None
+        renamed = wide.rename(ast.literal_eval(advice[1]))
+        gear_data.export(renamed, tmp_path / f"{number}-v0", "minari", progress=False)
+
+    ds.with_column("infos.x", values).save(tmp_path / "more", progress=False)
+    gear_data.merge([rollouts_path, tmp_path / "more"], tmp_path / "merged", progress=False)
+    with pytest.raises(UnsupportedColumnError) as error:
+        gear_data.export(gear_data.open(tmp_path / "merged"), tmp_path / "merged-v0", "minari", progress=False)
+    assert (error.value.column, error.value.hint) == ("masks.infos.x", "export to Parquet")
 
 
 def test_minari_reads_an_export(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.metadata import metadata_names
 from gear_data.errors import InvalidArgumentError
 from gear_data.exports.destination import atomic_folder
-from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files
+from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files, rename_hint
 from gear_data.exports.lerobot.data_files import DataFilesWriter
 from gear_data.exports.lerobot.features import TASK, features
 from gear_data.exports.lerobot.meta import EPISODE_COLUMNS, DataFiles, write_meta
@@ -98,7 +98,7 @@ def _tasks(dataset: Dataset) -> _Tasks:
         if numbers.min() < 0 or numbers.max() >= max(dataset.num_steps, 1 << 20):
             raise InvalidArgumentError(
                 f"'{TASK}' has values from {numbers.min()} to {numbers.max()}, which cannot be numbers of tasks",
-                hint=f"give '{TASK}' another name at conversion: --rename",
+                hint=rename_hint(TASK),
             )
         count = max(count, int(numbers.max()) + 1)
         firsts += map(int, numbers[dataset.offsets[first:last] - dataset.offsets[first]])

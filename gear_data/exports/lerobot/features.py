@@ -19,6 +19,7 @@ import pyarrow as pa
 from gear_data.common.extras import PIL
 from gear_data.dataset.dataset import Dataset
 from gear_data.errors import UnsupportedColumnError
+from gear_data.exports.exporter import rename_hint
 from gear_data.exports.nested import narrow_values, nested_rows
 from gear_data.ingest.pipeline.names import canonical_name
 from gear_data.schema import ColumnSpec
@@ -111,7 +112,7 @@ def feature_names(dataset: Dataset) -> dict[str, str]:
             raise UnsupportedColumnError(
                 f"LeRobot reserves the name '{spec.name}'",
                 column=spec.name,
-                hint="give it another name at conversion: --rename",
+                hint=rename_hint(spec.name),
             )
         usual = _NAMES.get(spec.name, spec.name)
         for prefix, replacement in _PREFIXES:
@@ -124,11 +125,11 @@ def feature_names(dataset: Dataset) -> dict[str, str]:
 def _feature(dataset: Dataset, spec: ColumnSpec, name: str) -> Feature:
     if spec.name == TASK and (spec.dtype, spec.shape) != ("int64", ()):
         raise UnsupportedColumnError(
-            f"LeRobot's {TASK} must be one int64 per step", column=TASK, hint="rename it: --rename"
+            f"LeRobot's {TASK} must be one int64 per step", column=TASK, hint=rename_hint(TASK)
         )
     if spec.name == CLOCK and (spec.numpy_dtype.kind, spec.shape) != ("f", ()):
         raise UnsupportedColumnError(
-            f"LeRobot's {CLOCK} must be one float per step, in seconds", column=CLOCK, hint="rename it: --rename"
+            f"LeRobot's {CLOCK} must be one float per step, in seconds", column=CLOCK, hint=rename_hint(CLOCK)
         )
     if spec.dtype == "string":
         return Feature(name, spec, _declared("string", (1,)), lambda values: narrow_values(values, spec.name))
