@@ -14,6 +14,7 @@ from gear_data.collection.output import NextState, Output
 from gear_data.collection.plan import CollectSource
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.presets.goals import GOALS
+from gear_data.loaders.presets.outputs import own_keys
 from gear_data.loaders.presets.transitions import MASKS, REWARDS, TERMINATED
 from gear_data.selection.goals import GoalSampler
 from gear_data.selection.windows import Int64Array, Windows
@@ -104,7 +105,9 @@ class Relabelling:
         self._values: dict[str, npt.NDArray[Any]] = {}
         if component.batch_format.transitions is None:
             return
-        numbers = {REWARDS: np.array([-1.0, 0.0] if goals.negative else [0.0, 1.0], np.float32)}
+        # The options of the preset may have given the rewards another key.
+        rewards = own_keys(component.batch_format, component.request).get(REWARDS, REWARDS)
+        numbers = {rewards: np.array([-1.0, 0.0] if goals.negative else [0.0, 1.0], np.float32)}
         if not goals.future:
             numbers[MASKS] = np.array([1.0, 0.0], np.float32)
         for output in component.outputs:

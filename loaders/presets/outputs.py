@@ -78,7 +78,7 @@ def batch_outputs(preset: str | BatchFormat, request: BatchRequest) -> list[Outp
     state = next_state(batch_format, request)
     if state is not None:
         outputs = transitions.transition_outputs(
-            outputs, state, n_step=request.n_step, discount=request.discount,
+            outputs, state, own_keys(batch_format, request), n_step=request.n_step, discount=request.discount,
             dtype=request.float_dtype or batch_format.dtype or "float32",
         )  # fmt: skip
     _check_keys(batch_format, outputs, text)
@@ -153,6 +153,16 @@ def column_keys(batch_format: BatchFormat, request: BatchRequest) -> dict[str, t
     """
     items = _batch_columns(batch_format, request)
     return {item.name: (item.key, batch_format.mask_of(item.name, item.key)) for item in items}
+
+
+def own_keys(batch_format: BatchFormat, request: BatchRequest) -> dict[str, str]:
+    """Returns column -> its key in the batch, of the format's own columns.
+
+    Raises:
+        UnknownNameError, MissingColumnError: see `batch_outputs`.
+    """
+    items = _batch_columns(batch_format, request)
+    return {item.name: item.key for item in items if item.own and not item.next_step}
 
 
 def preset_postprocess(preset: str | BatchFormat, request: BatchRequest) -> Postprocess | None:

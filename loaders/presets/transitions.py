@@ -46,33 +46,37 @@ def next_state(observations: Sequence[ColumnSpec], n_step: int | None) -> NextSt
 
 
 def transition_outputs(
-    outputs: Sequence[Output], state: NextState, *, n_step: int | None, discount: float, dtype: str
-) -> list[Output]:
+    outputs: Sequence[Output], state: NextState, keys: Mapping[str, str], *, n_step: int | None, discount: float,
+    dtype: str,
+) -> list[Output]:  # fmt: skip
     """Returns the outputs of a batch of transitions.
 
     Args:
         outputs: the columns and masks; outputs of a next step have `shift` 1.
         state: the next state.
+        keys: column -> its key, of the preset's own columns.
         n_step, discount: n and the discount of the rewards' sum. None: a reward is the step's own.
         dtype: dtype of rewards, masks and discounts.
 
     Raises:
         InvalidArgumentError: the rewards cannot be summed.
     """
+    # Options of the preset may have renamed them. A format without them has those that the request adds.
+    rewards, terminated = (keys.get(name, name) for name in (REWARDS, TERMINATED))
     hops = np.arange(state.most + 1)
     both = np.ones((2, 1))
     result = []
     for output in outputs:
         if output.shift > 0:
             output = replace(output, next_state=state, within_window=False)
-        elif output.key == REWARDS:
+        elif output.key == rewards:
             # One number for each row, also if a step of the source has an array of one number.
             shape = () if output.shape == (1,) else output.shape
             output = replace(output, dtype=dtype, shape=shape)
             if n_step is not None:
                 output = _summed(output, state, discount)
-        elif output.key == TERMINATED and n_step is not None:
-            output = _of_hop(TERMINATED, output.dtype, state, np.array([[0], [1]]) * np.ones_like(hops))
+        elif output.key == terminated and n_step is not None:
+            output = _of_hop(output.key, output.dtype, state, np.array([[0], [1]]) * np.ones_like(hops))
         result.append(output)
     ended = np.array([[1.0], [0.0]])
     result.append(_of_hop(MASKS, dtype, state, ended * np.ones_like(hops)))

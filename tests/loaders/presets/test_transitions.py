@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import BatchOptions, SequenceLoader
+from gear_data import BatchOptions, Goals, SequenceLoader
 from gear_data.errors import InvalidArgumentError, MissingColumnError
 from tests.support.feed import transitions as golden
 from tests.support.feed.arguments import grouped
@@ -103,6 +103,17 @@ def test_dtypes_and_normalising(dataset, episodes, dtype):
         after = (expected["next_observations"][0].astype(np.float64) - 2) / 4 if there else np.zeros(4)
         np.testing.assert_allclose(batch["next_observations"][row].double(), after, rtol=1e-2, atol=1e-2)
         assert float(batch["discounts"][row]) == expected["discounts"]
+
+
+@pytest.mark.parametrize("options", [{}, {"n_step": 3, "discount": 0.9}, {"goals": Goals()}])
+def test_columns_of_other_keys_have_the_same_values(dataset, options):
+    renamed = {"rewards": "reward", "terminated": "done"}
+    found = batches_of(dataset, preset_options={"keys": renamed}, **options)
+    for (batch, _), (plain, _) in zip(found, batches_of(dataset, **options), strict=True):
+        assert batch.keys() == {renamed.get(key, key) for key in plain}
+        for key, value in plain.items():
+            own = batch[renamed.get(key, key)]
+            assert own.dtype == value.dtype and torch.equal(own, value), key
 
 
 def test_an_epoch_has_every_row_once(dataset, episodes):
