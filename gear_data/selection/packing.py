@@ -25,6 +25,7 @@ from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.samplers.custom import CustomSelector
 from gear_data.selection.samplers.fifo_shuffle import OrderSelector, Permuted, Shuffle
 from gear_data.selection.samplers.sampler import Selector
+from gear_data.selection.samplers.weighted_selector import WeightedSelector
 from gear_data.selection.window_sampler import SamplingPlan, WindowSampler
 from gear_data.selection.windows import Float64Array, Int64Array, Packing, Windows
 from gear_data.storage.episode_block import offsets_of
@@ -90,7 +91,8 @@ class DrawnRows:
     def select(self, step: int, count: int, position: int) -> Windows:
         """Selects the windows of `count` rows. position: this selector's rows in all earlier batches."""
         if self._split:
-            return _cut(self._drawn(step, count, position), 0, self._size.steps, count)
+            windows = self._drawn(step, count, position)
+            return self._of_rows(step, _cut(windows, 0, self._size.steps, count))
         rows = count if self._fixed is not None else max(count, self._at_once)
         windows = self._drawn(step, rows, position)
         row = np.empty(len(windows), np.int64)
@@ -99,7 +101,17 @@ class DrawnRows:
         cpu.random.shuffled(np.uint64(self._seed), cpu.random.DOMAIN_PACK, step, order)
         chosen, taken = np.empty((2, fitting), np.int64)
         total = int(cpu.windows.take_rows(row[:fitting], order, count, chosen, taken))
-        return in_rows(windows[chosen[:total]], taken[:total], self._size, count)
+        return self._of_rows(step, in_rows(windows[chosen[:total]], taken[:total], self._size, count))
+
+    def _of_rows(self, step: int, windows: Windows) -> Windows:
+        """Returns the windows of the rows of a step, which have the importance weights of a batch of these windows.
+
+        Divided by the largest of all windows that were drawn, they would depend on how many were drawn.
+        """
+        importance = self._selector.importance if isinstance(self._selector, WeightedSelector) else None
+        if importance is not None and importance.divide_by_max and windows.probability is not None:
+            windows.importance = importance(step, windows.probability)
+        return windows
 
     def _drawn(self, step: int, rows: int, position: int) -> Windows:
         """Returns drawn windows, which fill the rows or more."""

@@ -236,6 +236,19 @@ def test_updated_weights_hold_from_their_step(dataset: gear_data.Dataset) -> Non
     same([packed.batch(number) for number in range(2)], before)
 
 
+@pytest.mark.parametrize("split", [False, True])
+def test_importance_weights_are_those_of_the_windows_in_the_rows(dataset: gear_data.Dataset, split: bool) -> None:
+    sampler = Weighted("length", by="step", beta=0.5, divide_by_max=True)
+    options = {"sampler": sampler, "context": 9, "pack": Pack(PACK, split=split)}
+    expected = take(loader(dataset, **options), 8)
+    for step, batch in enumerate(expected):
+        assert batch["importance_weights"].max() == 1
+        raw = batch["probability"] ** -0.5
+        torch.testing.assert_close(batch["importance_weights"], raw / raw.max())
+        # A loader that begins here has drawn other numbers of windows before.
+        same([loader(dataset, **options).batch(step)], [batch])
+
+
 def test_arrays_of_rows_are_not_sharded(dataset: gear_data.Dataset) -> None:
     jax = pytest.importorskip("jax")
     mesh = jax.make_mesh((1,), ("data",))
