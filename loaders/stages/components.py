@@ -74,7 +74,7 @@ from gear_data.relative import check_relative
 from gear_data.schema import Role, Schema
 from gear_data.selection.goals import Goals, GoalSampler
 from gear_data.selection.packing import RowSize, packed_rows
-from gear_data.selection.samplers import Candidates, as_sampler
+from gear_data.selection.samplers import Candidates, Weighted, as_sampler
 from gear_data.selection.windows import Float64Array, WindowRule
 
 if TYPE_CHECKING:
@@ -118,6 +118,7 @@ def make_components(
     if config.shared_statistics and any(origin.normalize is None for origin in origins):
         together = _shared_statistics(datasets, owns, names, elements)
     counted = config.packing is not None and counts_tokens(config, owns, schemas)
+    weighted = [own.sampler if isinstance(own.sampler, Weighted) else None for own in owns]
     components = []
     for number, (each, own, origin, statistics) in enumerate(zip(datasets, owns, origins, together, strict=True)):
         normalize = statistics if origin.normalize is None else restored_statistics(origin.normalize)
@@ -126,7 +127,9 @@ def make_components(
             continue
         with _naming(names, number, each.dataset):
             described = _described(names[number], each.dataset, own, elements)
-            components.append(_make_component(described, own, ask_rank_zero, origin, normalize, counted=counted))
+            made = _make_component(described, own, ask_rank_zero, origin, normalize, counted=counted)
+            _check_window_keys(own, made, weighted if config.joined else weighted[number : number + 1])
+            components.append(made)
     if config.pad_to is not None:
         return padded(components, names, config.pad_to, config.choose, config.batch_size)
     if config.joined:
@@ -275,7 +278,6 @@ def _make_component(
     check_batch_bytes(outputs, config.batch_size)
     variable = text_columns(batch_format, request)
     check_interpolated(outputs, variable, weights, str(dataset.path))
-    _check_window_keys(config, [*(output.key for output in outputs), *variable.values()])
     if packing is not None:
         keys = [*(output.key for output in outputs), *variable.values()]
         decoded = [name for name in variable if name in config.decoders and name not in texts]
@@ -396,13 +398,26 @@ def _is_text(schema: Schema, names: Sequence[str]) -> bool:
     return schema[names[0]].variable_length
 
 
-def _check_window_keys(config: LoaderConfig, keys: Sequence[str]) -> None:
-    """Raises InvalidArgumentError if a column has the key of a number that each window has."""
+def _check_window_keys(config: LoaderConfig, component: LoaderComponent, samplers: Sequence[Weighted | None]) -> None:
+    """Raises InvalidArgumentError if a column has the key of a number, or of a goal, that each window has.
+
+    Args:
+        config: the arguments, with the dataset's options.
+        component: the dataset.
+        samplers: those of the datasets of a batch; None: of another kind.
+    """
     reasons = dict.fromkeys(WINDOW_IDS, "window_ids=True") if config.batch.window_ids else {}
+    for sampler in filter(None, samplers):
+        reasons |= dict.fromkeys(("probability", "weights_version"), "the sampler Weighted")
+        if sampler.beta is not None:
+            reasons["importance_weights"] = "Weighted(beta=...)"
+    if config.goals is not None:
+        reasons |= dict.fromkeys(config.goals.keys, "goals=")
     if config.embodiment is not None:
         reasons[EMBODIMENT] = "the option embodiment"
     if len(config.datasets) > 1:
         reasons["source"] = "a mixture"
+    keys = {*(output.key for output in component.outputs), *component.variable.values()}
     for key, reason in reasons.items():
         if key in keys:
             raise InvalidArgumentError(

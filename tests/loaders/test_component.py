@@ -6,8 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
-from gear_data import Mixture, SequenceLoader, Weighted
+from gear_data import Goals, Mixture, SequenceLoader, Weighted
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed import data as feed_data
 from tests.support.feed.arguments import grouped
@@ -63,3 +64,29 @@ def test_window_ids_beside_a_column_of_their_name(make_dataset):
     assert "start" in take(SequenceLoader(dataset, **grouped(columns=["rewards"], **OPTIONS)), 1)[0]
     with pytest.raises(InvalidArgumentError, match="window_ids is True or False"):
         SequenceLoader(dataset, **grouped(**{**OPTIONS, "window_ids": 1}))
+
+
+def test_a_column_is_never_replaced_by_a_number_of_its_windows(make_dataset):
+    names = ("probability", "weights_version", "importance_weights", "value_goals")
+    episodes = [{**each, **dict.fromkeys(names, each["rewards"])} for each in feed_data.locomotion([4, 5], seed=1)]
+    dataset = make_dataset(episodes)
+    weighted, corrected = Weighted("length"), Weighted("length", beta=0.5)
+    for name, arguments in (
+        ("probability", {"sampler": weighted}),
+        ("weights_version", {"sampler": weighted}),
+        ("importance_weights", {"sampler": corrected}),
+        ("value_goals", {"goals": Goals()}),
+    ):
+        with pytest.raises(InvalidArgumentError, match=f"adds the key '{name}', which the batch already has"):
+            SequenceLoader(dataset, 8, columns=["rewards", name], context=2, **arguments)
+    columns = ["rewards", "importance_weights"]
+    batch = SequenceLoader(dataset, 8, columns=columns, context=2, sampler=weighted).batch(0)
+    assert torch.equal(batch["importance_weights"], batch["rewards"])
+    # A joined batch has the numbers of all its datasets' samplers, another one those of its own.
+    pairs = [(dataset, 1, {"sampler": weighted}), (dataset, 1)]
+    with pytest.raises(InvalidArgumentError, match="adds the key 'probability'"):
+        SequenceLoader(Mixture(pairs[::-1], join=True), 8, columns=["probability"], context=2)
+    own = [(dataset, 1, {"sampler": weighted, "columns": ["rewards"]}), (dataset, 1, {"columns": ["probability"]})]
+    for batch in take(SequenceLoader(Mixture(own), 8, context=2), 2):
+        shape = (8,) if int(batch["source"][0]) == 0 else (8, 2)
+        assert batch["probability"].shape == shape
