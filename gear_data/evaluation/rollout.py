@@ -225,7 +225,8 @@ class Rollout:
 
     def _value(self, name: str, value: npt.ArrayLike) -> npt.NDArray[Any]:
         """Returns a value as the dataset has it, after a check of its size."""
-        array, shape = np.asarray(value), self._columns[name]
+        # A copy: an environment may give the same array again, with other values.
+        array, shape = np.asarray(value).copy(), self._columns[name]
         if array.size != np.prod(shape, dtype=np.int64):
             raise InvalidArgumentError(
                 f"the value has the shape {array.shape}, and the training data had {shape}", column=name

@@ -155,6 +155,22 @@ def test_the_action_is_the_current_steps_in_the_units_of_the_environment(dataset
         np.testing.assert_allclose(rollout.action(predicted), expected, rtol=1e-5)
 
 
+def test_an_environment_may_use_its_arrays_again(dataset, episodes):
+    rollouts = [Rollout.from_spec(loader_of(dataset, preset="decision_transformer").spec(), target=1.0) for _ in "ab"]
+    observation, action = np.zeros(4, np.float32), np.zeros(3, np.float32)
+    for step in range(4):
+        observation[:] = episodes[0]["observations"][step]
+        for rollout, own in zip(rollouts, (observation, observation.copy()), strict=True):
+            if step == 0:
+                rollout.reset(own)
+            else:
+                action[:] = episodes[0]["actions"][step - 1]
+                rollout.update(action if own is observation else action.copy(), 0.5, own)
+    action[:] = observation[:] = 99
+    one, other = (rollout.inputs() for rollout in rollouts)
+    assert all(np.array_equal(one[key], other[key]) for key in other)
+
+
 def test_a_target_with_a_discount(dataset, episodes):
     loader = loader_of(dataset, preset="decision_transformer", returns=ReturnOptions(discount=0.9))
     rollout = Rollout.from_spec(loader.spec(), target=100.0)
