@@ -97,6 +97,13 @@ class Anchors:
 
     def flags(self) -> npt.NDArray[np.bool_]:
         """Returns whether each step of the episodes is an anchor, bool [steps]."""
+        found = self._flags()
+        if self.excluded is not None:
+            found[self.offsets[1:][self.excluded] - 1] = False
+        return found
+
+    def _flags(self) -> npt.NDArray[np.bool_]:
+        """Returns the same, maybe with last steps that are excluded."""
         steps, lengths = int(self.offsets[-1]), np.diff(self.offsets)
         if self.eligible is None and self.rule.all_steps_are_anchors():
             return np.ones(steps, np.bool_)

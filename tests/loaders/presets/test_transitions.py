@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gear_data
-from gear_data import BatchOptions, Goals, SequenceLoader
+from gear_data import BatchOptions, Goals, SequenceLoader, Weighted
 from gear_data.errors import InvalidArgumentError, MissingColumnError
 from tests.support.feed import transitions as golden
 from tests.support.feed.arguments import grouped
@@ -137,6 +137,14 @@ def test_views_and_filters_of_steps_leave_the_same_rows_out(dataset, episodes):
         if each["rewards"][t] > 0 and golden.hop(each, t, 1)[0]
     }  # fmt: skip
     assert drawn == wanted
+
+
+def test_steps_with_weights_leave_the_same_rows_out(dataset, episodes):
+    for view in (dataset, dataset[[2, 3, 5]], dataset.filter_steps("rewards > 0")):
+        sampler = Weighted(np.ones(view.lengths.sum()))
+        drawn = {row for _, rows in batches_of(view, 16, sampler=sampler) for row in rows}
+        assert drawn == {row for _, rows in batches_of(view, 16) for row in rows}
+        assert all(golden.hop(episodes[episode], step, 1)[0] for episode, step in drawn)
 
 
 def test_requested_next_columns_are_those_of_the_next_state(dataset, episodes):
