@@ -5,6 +5,7 @@ A kernel fills the range, and its mask if steps are interpolated. `ListedSteps` 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -130,7 +131,8 @@ def interpolated(
     places, weights = numbers
     rows, shape = len(span), span.shape[2:]
     dtype = span.dtype if half is None else np.dtype(np.float32)
-    steps = np.ascontiguousarray(span, dtype).reshape(rows, span.shape[1], -1)
+    # Not -1, which needs at least one row: a rank may have no row of a short batch.
+    steps = np.ascontiguousarray(span, dtype).reshape(rows, span.shape[1], math.prod(shape))
     target = np.empty((rows, len(places), steps.shape[2]), dtype)
     cpu.gather.interpolate_steps(steps, valid, places, weights, target)
     with np.errstate(over="ignore"):  # a large value becomes infinite

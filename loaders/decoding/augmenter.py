@@ -6,6 +6,7 @@ key of the batch. So batches are the same on any rank and any worker, and after 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeAlias
@@ -159,9 +160,9 @@ class _Chain:
         self, places: Sequence[int], images: npt.NDArray[np.uint8], step: int, row: int, last: bool
     ) -> npt.NDArray[np.uint8]:
         """Computes the pixels of several augmentations in a row."""
-        rows, (height, width, channels) = len(images), _sides(images.shape[-3:], last)
+        (rows, steps), (height, width, channels) = _counts(images), _sides(images.shape[-3:], last)
         parts, size = (1, channels) if last else (channels, 1)
-        source = np.ascontiguousarray(images).reshape(rows, -1, parts, height, width * size)
+        source = np.ascontiguousarray(images).reshape(rows, steps, parts, height, width * size)
         kinds: list[int] = []
         numbers: list[npt.NDArray[np.float64]] = []
         sizes: list[tuple[int, int]] = []
@@ -174,7 +175,7 @@ class _Chain:
             sizes += [(height, width)] * len(own)
         shape = (height, width, channels) if last else (channels, height, width)
         result = np.empty((*images.shape[:-3], *shape), np.uint8)
-        target = result.reshape(rows, -1, parts, height, width * size)
+        target = result.reshape(rows, steps, parts, height, width * size)
         cpu.images.augment(source, size, np.array(kinds), np.concatenate(numbers, axis=1), np.array(sizes), target)
         return result
 
@@ -192,16 +193,16 @@ class _Chain:
         stream = 0 if augmentation.together else 1 + self._number
         if not self._applies(augmentation.probability, step, stream, place):
             return images
-        rows, (height, width, channels) = len(images), _sides(images.shape[-3:], last)
+        (rows, steps), (height, width, channels) = _counts(images), _sides(images.shape[-3:], last)
         new_height, new_width, pad = augmentation.cut(height, width)
-        pixel = images.dtype.itemsize * (channels if last else 1)
-        source = np.ascontiguousarray(images).view(np.uint8).reshape(rows, -1, height, width, pixel)
+        planes, pixel = (steps, images.dtype.itemsize * channels) if last else (steps * channels, images.dtype.itemsize)
+        source = np.ascontiguousarray(images).view(np.uint8).reshape(rows, planes, height, width, pixel)
         image = (new_height, new_width, channels) if last else (channels, new_height, new_width)
         result = np.empty((*images.shape[:-3], *image), images.dtype)
         vertical, horizontal = height + 2 * pad - new_height + 1, width + 2 * pad - new_width + 1
         corners = self._corners(step, row, rows, stream, place, vertical * horizontal)
         tops, lefts = np.divmod(corners, horizontal)
-        target = result.view(np.uint8).reshape(rows, -1, new_height, new_width, pixel)
+        target = result.view(np.uint8).reshape(rows, planes, new_height, new_width, pixel)
         cpu.gather.crop(source, tops - pad, lefts - pad, target)
         return result
 
@@ -220,6 +221,14 @@ class _Chain:
         corners = np.empty(row + rows, np.int64)
         random.draw_below(seed, random.DOMAIN_AUGMENT, step, count, corners)
         return corners[row:]
+
+
+def _counts(images: npt.NDArray[Any]) -> tuple[int, int]:
+    """Returns the rows of images [B, ..., *image], and the images of a row.
+
+    A rank may have no row of a short batch: NumPy does not find the other number then.
+    """
+    return len(images), math.prod(images.shape[1:-3])
 
 
 def _sides(shape: Sequence[int], last: bool) -> tuple[int, int, int]:

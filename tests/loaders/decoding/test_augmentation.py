@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from gear_data import BatchOptions, Mixture, RandomCrop, RandomShift, SequenceLoader
+from gear_data import (
+    BatchOptions,
+    ColorJitter,
+    Mixture,
+    RandomCrop,
+    RandomResizedCrop,
+    RandomShift,
+    SequenceLoader,
+)
 from gear_data.errors import InvalidArgumentError, UnknownNameError, UnsupportedColumnError
 from gear_data.loaders.decoding.augmenter import Augmenter
 from gear_data.loaders.decoding.images import ImageDecoder
@@ -108,6 +116,20 @@ def test_places_do_not_depend_on_ranks_prefetching_or_resuming(images):
     assert json.loads(json.dumps(spec))["augment"]["probability"] == 0.5
     arrays = SequenceLoader(images, **grouped(**options, framework="numpy"))
     assert all((arrays.batch(step)[IMAGE] == whole[step][IMAGE].numpy()).all() for step in range(20))
+
+
+@pytest.mark.parametrize(
+    "augment", [RandomShift(2), [RandomCrop(9), ColorJitter(hue=0.1)], RandomResizedCrop(size=(6, 7))], ids=str
+)
+def test_a_rank_without_rows_has_the_same_keys(images, augment):
+    """59 steps in batches of 29: the last batch has one row, and rank 0 of 2 has none."""
+    options = {**OPTIONS, "batch_size": 29, "sampler": "shuffle", "epochs": 1, "augment": augment}
+    nothing, last = (
+        list(SequenceLoader(images, **grouped(**options, rank=rank, world_size=2)))[-1] for rank in range(2)
+    )
+    assert nothing.keys() == last.keys()
+    for key, value in nothing.items():
+        assert (value.dtype, value.shape) == (last[key].dtype, (0, *last[key].shape[1:]))
 
 
 @pytest.mark.parametrize(

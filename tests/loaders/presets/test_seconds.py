@@ -225,6 +225,18 @@ def test_prefetch_ranks_resume_and_copies(datasets: Any, options: dict[str, Any]
         same(own, cut)
 
 
+def test_a_rank_without_rows_has_the_same_keys(datasets: Any) -> None:
+    """21 steps in batches of 10: the last batch has one row, and rank 0 of 2 has none."""
+    options: dict[str, Any] = {"offsets": {"actions": Seconds([0, 0.1], fill="interpolate", fps=5)}, "context": 2}
+    nothing, last = (
+        list(SequenceLoader(datasets[0], 10, sampler="shuffle", epochs=1, rank=rank, world_size=2, **options))[-1]
+        for rank in range(2)
+    )
+    assert nothing.keys() == last.keys()
+    for key, value in nothing.items():
+        assert (value.dtype, value.shape) == (last[key].dtype, (0, *last[key].shape[1:]))
+
+
 @pytest.mark.processes
 def test_workers(datasets: Any) -> None:
     found = mixed(datasets, **CASES[0])
