@@ -45,7 +45,7 @@ class Weighted:
             function of the step. None: the batch has no such key. In a mixture without `join`, the step is the number
             of earlier batches of the sampler's dataset.
         divide_by_max: whether importance weights are divided by the largest of the global batch, as by Schaul et al.
-            ("Prioritized Experience Replay", 2016).
+            ("Prioritized Experience Replay", 2016). In a mixture with `join`, each dataset has a largest one.
 
     Raises:
         UnknownNameError: another `by`.
