@@ -14,7 +14,8 @@ import pyarrow.compute as pc
 from gear_data.errors import NonFiniteError
 from gear_data.ingest.findings.log import Finding, FindingLog, place_of
 from gear_data.ingest.findings.observation_jumps import MAX_ELEMENTS, find_jumps
-from gear_data.ingest.pipeline.columns import FIRST_FLAGS, ONE_VALUE, STEP_NUMBERS
+from gear_data.ingest.pipeline.columns import EPISODE_COLUMNS, FIRST_FLAGS, ONE_VALUE, STEP_NUMBERS
+from gear_data.ingest.pipeline.episode_values import rows_differ
 from gear_data.ingest.pipeline.stored_columns import RETURNS_TO_GO
 from gear_data.schema import Role, role_of
 from gear_data.storage.episode_block import EpisodeBlock
@@ -77,8 +78,11 @@ def check_finite(block: EpisodeBlock, findings: FindingLog, *, strict: bool, row
             findings.add(Finding("non-finite-final", message, len(bad), file, row, name))
 
 
-#: Usual names of columns that name a run, in which episodes may be numbered from 0.
+#: Usual names of columns that name a run, in which episodes may be numbered from 0; and of columns that name an
+#: episode, where something else ended the episodes.
 _RUNS = (
+    *EPISODE_COLUMNS, "episode_idx", "episode_num", "episode_number", "ep", "ep_id", "ep_idx", "traj", "traj_idx",
+    "trajectory", "rollout", "rollout_id", "demo_id",
     "seed", "run", "run_id", "run_name", "trial", "experiment", "worker", "worker_id", "worker_index", "env", "env_id",
     "env_index", "env_idx", "actor", "actor_id", "rank",
 )  # fmt: skip
@@ -87,9 +91,9 @@ _RUNS = (
 def check_joined_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are_steps: bool) -> None:
     """Adds findings about columns that say that an episode is several.
 
-    A step number falls inside an episode (`steps-not-monotonic`), the seed or the run changes (`run-changes`), or a
-    later step is the first of an episode (`first-step-inside`). Or the first step is not marked as one
-    (`episode-cut`).
+    A step number falls inside an episode (`steps-not-monotonic`), the seed, the run or an episode id changes
+    (`run-changes`), or a later step is the first of an episode (`first-step-inside`). Or the first step is not marked
+    as one (`episode-cut`).
     """
     scalars = {name: each.reshape(-1) for name, each in block.arrays.items() if each.shape[1:] in ONE_VALUE}
     for name in STEP_NUMBERS:
@@ -106,7 +110,7 @@ def check_joined_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are
             _report(block, findings, first[1:] != 0, ("first-step-inside", message, name), rows_are_steps)
     for name in _RUNS:
         if (values := scalars.get(name)) is not None:
-            differ = np.asarray(values[1:] != values[:-1])
+            differ = rows_differ(values[1:], values[:-1])
         elif isinstance(texts := block.columns.get(name), pa.Array):
             differ = np.asarray(pc.not_equal(texts[1:], texts[:-1]).to_numpy(zero_copy_only=False), np.bool_)
         else:

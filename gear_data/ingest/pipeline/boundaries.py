@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from gear_data.errors import BadEpisodeError
+from gear_data.errors import BadEpisodeError, UnsupportedColumnError
 from gear_data.ingest.findings.log import Finding, FindingLog, place_of
 from gear_data.ingest.pipeline.id_ranges import SeenIds, id_returns
 from gear_data.ingest.sources.tables.stream import TablePart
@@ -102,17 +103,27 @@ def read_episode_ids(part: TablePart, column: str) -> EpisodeIdColumn:
 
     Raises:
         BadEpisodeError: a step has no episode id, or an id is outside int64.
+        UnsupportedColumnError: an id is a float that is no whole number.
     """
     array = storage_array(part.table.column(column))
     missing = null_rows(array)
     if len(missing):
         file, row = part.place(int(missing[0]))
         raise BadEpisodeError("holds a null", file=file, column=column, row=row, hint="give every step an episode id")
-    if pa.types.is_integer(array.type):
+    if pa.types.is_integer(array.type) or pa.types.is_floating(array.type):
         try:
             return EpisodeIdColumn(array.cast(pa.int64()).to_numpy(), None)
         except pa.ArrowInvalid as error:
             file, row = part.place(0)
+            if pa.types.is_floating(array.type):
+                hint = "choose another column with --episode-column (episodes=EpisodeBoundaries(episode_column=...))"
+                raise UnsupportedColumnError(
+                    f"holds {array.type}, where episode ids are integers or text: {error}",
+                    file=file,
+                    column=column,
+                    row=row,
+                    hint=f"{hint}, or give this one another name with --rename {shlex.quote(column)}=NAME",
+                ) from error
             raise BadEpisodeError(
                 f"holds an episode id outside int64: {error}",
                 file=file,

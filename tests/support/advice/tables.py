@@ -130,6 +130,19 @@ TABLES: dict[str, Advice | Scene] = {
         "--episode-column tour",
         {"episodes": EpisodeBoundaries(episode_column="ride")},
     ),
+    "table, ids that are fractions: no ids": Advice(
+        parquet(episode=[i + 0.5 for i in IDS], dones=END.tolist()),
+        UnsupportedColumnError,
+        "or give this one another name with --rename episode=NAME",
+        "--rename episode=NAME",
+    ),
+    "table, step numbers that are floats": Advice(
+        parquet(episode=None, t=[0.0, 1.0, 2.0, 3.0, 4.0, 5.0] * 2),
+        UnsupportedColumnError,
+        "for whole numbers, add --dtype t=int64",
+        "--step-column t --dtype t=int64",
+        {"episodes": EpisodeBoundaries(step_column="t")},
+    ),
     "table, ids that come back: several columns": Advice(
         parquet(episode=[0, 0, 0, 1, 1, 1] * 2, seed=IDS),
         BadEpisodeError,

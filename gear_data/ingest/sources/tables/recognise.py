@@ -31,9 +31,10 @@ _BOTH = "give --format step-rows or --format episode-rows"
 def episode_column(schema: pa.Schema, rename: Mapping[str, str]) -> str | None:
     """Returns the episode column.
 
-    Integers are preferred, because a text column may hold the kind of episode.
+    Integers are preferred, because a text column may hold the kind of episode. A table that was one array of floats has
+    floats.
     """
-    for has_type in (pa.types.is_integer, is_text):
+    for has_type in (pa.types.is_integer, is_text, is_float):
         for usual in EPISODE_COLUMNS:
             for field in schema:
                 if rename.get(field.name, field.name) == usual and has_type(field.type):
@@ -44,6 +45,11 @@ def episode_column(schema: pa.Schema, rename: Mapping[str, str]) -> str | None:
 def is_text(type_: pa.DataType) -> bool:
     """Returns whether a type is text."""
     return bool(pa.types.is_string(type_) or pa.types.is_large_string(type_))
+
+
+def is_float(type_: pa.DataType) -> bool:
+    """Returns whether a type is a float of 32 or 64 bits, which may hold whole numbers."""
+    return bool(pa.types.is_float32(type_) or pa.types.is_float64(type_))
 
 
 def why_rows_are_steps(location: Location, tables: TableStream) -> str | None:

@@ -5,6 +5,7 @@ LeRobot's Parquet files are such tables.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from typing import Any
@@ -45,7 +46,13 @@ from gear_data.ingest.pipeline.id_ranges import OTHER_ENDS, SORT
 from gear_data.ingest.pipeline.names import DONES, name_map
 from gear_data.ingest.source import Format, SourceOptions, Unit
 from gear_data.ingest.sources.tables.open import BESIDE_TABLES, TABLE_SUFFIXES, open_tables, require_tables
-from gear_data.ingest.sources.tables.recognise import episode_column, is_text, leave_out_columns, why_rows_are_steps
+from gear_data.ingest.sources.tables.recognise import (
+    episode_column,
+    is_float,
+    is_text,
+    leave_out_columns,
+    why_rows_are_steps,
+)
 from gear_data.ingest.sources.tables.stream import TablePart, TableStream, read_ahead
 from gear_data.ingest.sources.tables.to_numpy import (
     BadRowsError,
@@ -175,10 +182,13 @@ class StepRowSource:
         orders = {name: zero for name, zero in known.items() if pa.types.is_integer(schema.field(name).type)}
         if step_column is not None:
             if not pa.types.is_integer(schema.field(step_column).type):
+                hint = "leave --step-column out"
+                if is_float(schema.field(step_column).type):
+                    hint += f"; or, for whole numbers, add --dtype {shlex.quote(step_column)}=int64"
                 raise UnsupportedColumnError(
                     f"holds {schema.field(step_column).type}, where integers that number the steps are expected",
                     column=step_column,
-                    hint="leave --step-column out",
+                    hint=hint,
                 )
             orders[step_column] = False
         return orders
@@ -383,12 +393,12 @@ def _split_by_file(steps: StepPart, part: TablePart) -> Iterator[StepPart]:
 
 
 def _require_ids(schema: pa.Schema, column: str) -> None:
-    """Checks that the episode column holds integers or text.
+    """Checks that the episode column holds numbers or text. Reading refuses fractions.
 
     Raises UnsupportedColumnError otherwise.
     """
     type_ = schema.field(column).type
-    if not (pa.types.is_integer(type_) or is_text(type_)):
+    if not (pa.types.is_integer(type_) or is_text(type_) or is_float(type_)):
         raise UnsupportedColumnError(
             f"holds {type_}, where episode ids are integers or text",
             column=column,

@@ -153,3 +153,32 @@ def test_files_that_number_their_episodes_from_0_are_several_sources(tmp_path: P
     assert (error.value.hint or "").endswith("give the files as several sources")
     assert main(["convert", str(folder / "0.csv"), str(folder / "1.csv"), str(tmp_path / "d")]) == 0
     assert gear_data.open(tmp_path / "d").episodes["length"].to_list() == [2, 1, 2, 1]
+
+
+def _floats() -> pl.DataFrame:
+    """Returns a row a step of three episodes, of which only the last one ends with a flag, as one array of floats."""
+    steps = np.arange(9.0)
+    return pl.DataFrame(
+        {"episode": np.repeat([0.0, 1.0, 2.0], (4, 2, 3)), "obs": steps, "action": -steps, "done": steps == 8}
+    ).cast(pl.Float64)
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet", "ndjson", "frame"])
+def test_whole_floats_number_the_episodes(suffix: str, tmp_path: Path) -> None:
+    source: Any = _floats() if suffix == "frame" else tmp_path / f"log.{suffix}"
+    if suffix != "frame":
+        getattr(_floats(), f"write_{suffix}")(source)
+    report = gear_data.convert(source, tmp_path / "d")
+    table = gear_data.open(tmp_path / "d").episodes
+    assert (table["length"].to_list(), table["episode"].to_list()) == ([4, 2, 3], [0, 1, 2])
+    assert "'episode' numbers the episodes" in report.reason
+
+
+def test_an_id_that_changes_inside_an_episode_is_reported(tmp_path: Path) -> None:
+    arrays = {name: _floats()[name].to_numpy() for name in ("episode", "obs", "action", "done")}
+    np.savez(tmp_path / "log.npz", **arrays)
+    report = gear_data.convert(tmp_path / "log.npz", tmp_path / "joined")
+    (found,) = [each for each in gear_data.open(tmp_path / "joined").manifest.findings if each["code"] == "run-changes"]
+    assert (report.episodes, found["count"], found["row"], found["column"]) == (1, 2, 4, "episode")
+    assert main(["convert", str(tmp_path / "log.npz"), str(tmp_path / "d"), "--episode-column", "episode"]) == 0
+    assert gear_data.open(tmp_path / "d").episodes["length"].to_list() == [4, 2, 3]
