@@ -352,6 +352,15 @@ PLACES: dict[str, Advice | Scene] = {
         "give the observation after the last step",
         source=given([STEP] * 11 + [(*STEP[:3], np.ones(2), True)]),
     ),
+    "transitions of another order": Advice(
+        value([(*STEP[:3], False, np.ones(2))] * 12), BadEpisodeError, "no infos", source=given([STEP] * 12)
+    ),
+    "transitions with an info beside the observation": Advice(
+        value([((np.zeros(2), {}), *STEP[1:]), *[STEP] * 11]),
+        BadEpisodeError,
+        "the first part of (observation, info)",
+        source=given([STEP] * 12),
+    ),
     "transitions with another field": Advice(
         value([Field(*STEP)] * 12), UnsupportedColumnError, "use tuples (", source=given([STEP] * 12)
     ),

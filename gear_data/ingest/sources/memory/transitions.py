@@ -17,6 +17,8 @@ from gear_data.ingest.pipeline.names import DONES, canonical_name
 
 _NEXT = "next_observations"
 _COLUMNS = ("observations", "actions", "rewards", _NEXT, "terminated", "truncated")
+_FLAGS = ("terminated", "truncated")
+_ORDER = f"give ({', '.join(_COLUMNS[:4])}, done), or terminated and truncated in place of done; no infos"
 #: Names of the fields of named tuples that no column has.
 _FIELDS = {
     "state": "observations",
@@ -43,7 +45,8 @@ def transition_episodes(transitions: Sequence[Sequence[Any]], name: str) -> list
         name: the name of the source, for errors.
 
     Raises:
-        BadEpisodeError: a transition has other values than the first, or values of another shape.
+        BadEpisodeError: a transition has other values than the first, or values of another shape; or the values are not
+            in this order.
         UnsupportedColumnError: the field of a named tuple is unknown.
     """
     columns = _columns_of(transitions[0], name)
@@ -59,9 +62,10 @@ def transition_episodes(transitions: Sequence[Sequence[Any]], name: str) -> list
     for column, values in zip(columns, zip(*transitions, strict=True), strict=True):
         arrays |= _stacked(column, values, name)
     after = {key: arrays.pop(f"next_{key}") for key in list(arrays) if f"next_{key}" in arrays}
+    _check_order(arrays, after, name)
     ends = np.zeros(len(transitions), np.bool_)
     ends[-1] = True
-    for key in ("terminated", "truncated"):
+    for key in _FLAGS:
         if key in arrays:
             ends |= arrays[key].astype(np.bool_).reshape(len(ends), -1).any(1)
     for key in after:
@@ -74,6 +78,31 @@ def transition_episodes(transitions: Sequence[Sequence[Any]], name: str) -> list
         }
         for a, b in pairwise(bounds)
     ]
+
+
+def _check_order(arrays: Mapping[str, npt.NDArray[Any]], after: Mapping[str, npt.NDArray[Any]], name: str) -> None:
+    """Refuses tuples of another order, such as (s, a, r, done, s').
+
+    Args:
+        arrays: column -> values of all transitions.
+        after: column of observations -> the observations after each step.
+        name: the name of the source, for the error.
+
+    Raises:
+        BadEpisodeError: a flag is not one number, or s' is not like s.
+    """
+    problems = {
+        key: f"is {array.dtype} {array.shape[1:]}, where one flag is expected"
+        for key, array in arrays.items()
+        if key in _FLAGS and (array[0].size != 1 or array.dtype.kind not in "biuf")
+    }
+    for key, values in after.items():
+        own = arrays[key]
+        if values.shape != own.shape or (values.dtype.kind == "b") != (own.dtype.kind == "b"):
+            found = f"is {values.dtype} {values.shape[1:]}, where '{key}' is {own.dtype} {own.shape[1:]}"
+            problems[f"next_{key}"] = found
+    for key, problem in problems.items():
+        raise BadEpisodeError(problem, file=name, column=key, row=0, hint=_ORDER)
 
 
 def _columns_of(first: Sequence[Any], name: str) -> list[str]:
@@ -105,6 +134,9 @@ def _stacked(column: str, values: Sequence[Any], name: str) -> dict[str, npt.NDA
             row=missing,
             hint="give the observation after the last step of an episode, too" if column == _NEXT else None,
         )
+    infos = next((row for row, value in enumerate(values) if isinstance(value, Mapping) and value), None)
+    if infos is not None and column in _FLAGS:
+        raise BadEpisodeError("is a mapping, not a flag", file=name, column=column, row=infos, hint=_ORDER)
     if not isinstance(values[0], Mapping):
         return {column: _array(column, values, name)}
     flat = [flatten(value) if isinstance(value, Mapping) else {} for value in values]
@@ -115,8 +147,20 @@ def _stacked(column: str, values: Sequence[Any], name: str) -> dict[str, npt.NDA
 
 
 def _array(column: str, values: Sequence[Any], name: str) -> npt.NDArray[Any]:
-    parts = [np.asarray(value) for value in values]
-    for row, part in enumerate(parts):
+    parts: list[npt.NDArray[Any]] = []
+    for row, value in enumerate(values):
+        try:
+            part = np.asarray(value)
+        except (ValueError, TypeError, RuntimeError) as error:  # tuples; tensors that NumPy cannot hold
+            raise BadEpisodeError(
+                f"cannot be converted to an array: {error}",
+                file=name,
+                column=column,
+                row=row,
+                hint="give an array, a number or a mapping: the first part of (observation, info), as reset returns; "
+                "or tensor.detach().cpu() of a tensor with a gradient, or on a GPU",
+            ) from error
+        parts.append(part)
         if part.shape != parts[0].shape:
             raise BadEpisodeError(
                 f"has the shape {part.shape}, in the first transition {parts[0].shape}",

@@ -57,8 +57,28 @@ def test_bad_transitions_are_named(rollouts: list[Any], tmp_path: Path) -> None:
         (steps[7][:4], "row 7: is not a tuple of the 5 values"),
         ((*steps[7][:3], None, True), "column 'next_observations', row 7: is None"),
         ((np.zeros(9), *steps[7][1:]), "column 'observations', row 7: has the shape"),
+        (((np.zeros(2), {}), *steps[7][1:]), "column .observations., row 7: cannot be converted to an array"),
+        ((*steps[7], {"TimeLimit.truncated": True}), "row 7: is not a tuple of the 5 values"),
     ]:
         with pytest.raises(BadEpisodeError, match=words):
             gear_data.convert([*steps[:7], changed, *steps[8:]], tmp_path / "d")
     with pytest.raises(UnsupportedColumnError, match="column 'q'"):
         gear_data.convert([namedtuple("Odd", ["state", "q"])(1, 2)], tmp_path / "d")
+
+
+def test_tuples_of_another_order_are_refused(tmp_path: Path) -> None:
+    """The flag of (s, a, r, done, s') ends no episode: its place is that of the next observation."""
+    zeros, ones = np.zeros(2), np.ones(2)
+    for steps, words in [
+        ([(zeros, 0, 1.0, False, ones)] * 4, "column 'terminated', row 0: is float64 \\(2,\\), where one flag"),
+        ([(3, 0, 1.0, False, 1)] * 4, "column 'next_observations', row 0: is bool \\(\\), where 'observations' is int"),
+        ([(zeros, 0, 1.0, ones[None], False)] * 4, "column 'next_observations', row 0: is float64 \\(1, 2\\)"),
+        ([(zeros, 0, 1.0, ones, "False")] * 4, "column 'terminated', row 0: is <U5"),
+        (
+            [(zeros, 0, 1.0, ones, False, {}), (ones, 0, 1.0, zeros, True, {"end": 1})],
+            "'truncated', row 1: is a mapping",
+        ),
+    ]:
+        with pytest.raises(BadEpisodeError, match=words) as error:
+            gear_data.convert(steps, tmp_path / "d")
+        assert "give (observations, actions, rewards, next_observations, done)" in (error.value.hint or "")
