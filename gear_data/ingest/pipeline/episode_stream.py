@@ -26,7 +26,7 @@ from gear_data.ingest.pipeline.episode_values import (
     reset_info_left_out,
     step_values,
 )
-from gear_data.ingest.pipeline.names import canonical_name, is_observation
+from gear_data.ingest.pipeline.names import canonical_name, is_observation, usual_name
 from gear_data.ingest.source import SourceOptions, Unit
 from gear_data.ingest.sources.arrays.blocks import ReadEpisode, block_of
 from gear_data.schema import ColumnSpec
@@ -111,6 +111,7 @@ class EpisodeStream:
         try:
             first = prepare(head[0])
             values = _flat_values(first)
+            _refuse_a_step(values, options.rename)
             steps = [key for key, value in values.items() if not is_scalar(value)]
             self._sources = choose_columns(steps, options)
             columns = self._infer(values, is_object=not isinstance(first, Mapping))
@@ -296,6 +297,35 @@ def _flat_values(item: Any) -> dict[str, Any]:
     values = flatten(item)
     flags = {key for key, value in values.items() if canonical_name(key) in END_FLAGS and is_scalar(value)}
     return {key: [value] if key in flags else value for key, value in values.items() if value is not None}
+
+
+def _refuse_a_step(values: Mapping[str, Any], rename: Mapping[str, str] | None) -> None:
+    """Refuses a step in the place of an episode. Its observation would be read as the steps, and its reward as a fact.
+
+    Raises InvalidArgumentError.
+    """
+    keys = {usual_name(key, rename): key for key in values}
+    numbers = {
+        name for name, key in keys.items() if is_scalar(values[key]) and not isinstance(values[key], str | bytes)
+    }
+    if "rewards" in numbers:
+        found = "actions" in numbers or not any(map(_has_two_axes, values.values()))
+    else:
+        found = "actions" in numbers and "rewards" not in keys
+    if found:
+        raise InvalidArgumentError(
+            "is one value, as of a step, where an episode has a value a step",
+            column=keys["rewards" if "rewards" in numbers else "actions"],
+            hint="in place of a list of steps give arrays: {key: numpy.stack([step[key] for step in steps]) for key in "
+            "steps[0]}; in an episode give each step its own reward and action",
+        )
+
+
+def _has_two_axes(value: Any) -> bool:
+    """Returns whether the rows of a value are arrays or lists."""
+    if isinstance(value, list | tuple):
+        return not all(map(is_scalar, value))
+    return bool(getattr(value, "ndim", 0) > 1)
 
 
 def _length(arrays: Mapping[str, npt.NDArray[Any]]) -> int:

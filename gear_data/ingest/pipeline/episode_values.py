@@ -64,8 +64,9 @@ def step_values(value: Any, column: str) -> npt.NDArray[Any]:
 
     Raises:
         UnsupportedColumnError: the values are neither numbers nor text.
-        BadEpisodeError: the values of the steps differ in shape, or are mappings.
+        BadEpisodeError: the values of the steps differ in shape, are mappings, or are masked.
     """
+    refuse_masked(value, column)
     is_list = isinstance(value, list | tuple)
     if is_list and any(isinstance(step, Mapping) for step in value):
         raise BadEpisodeError(
@@ -92,6 +93,19 @@ def step_values(value: Any, column: str) -> npt.NDArray[Any]:
             message = "has steps of different shapes"
         raise UnsupportedColumnError(message, column=column, hint="leave it out with --columns (columns=[...])")
     return native
+
+
+def refuse_masked(value: Any, column: str) -> None:
+    """Refuses a masked array with masked values: below the mask may be anything.
+
+    Raises BadEpisodeError.
+    """
+    if np.ma.is_masked(value):
+        raise BadEpisodeError(
+            "holds masked values, which a column cannot have",
+            column=column,
+            hint="put values in their place first: array.filled(numpy.nan)",
+        )
 
 
 def cast_exactly(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any] | None:

@@ -323,6 +323,18 @@ PLACES: dict[str, Advice | Scene] = {
         "use one mapping of arrays instead",
         source=given([{**EPISODE, "observations": {"image": np.zeros((6, 2))}}] * 2),
     ),
+    "steps in the place of episodes": Advice(
+        value([{"observations": np.zeros(2), "actions": 0, "rewards": 1.0, "dones": bool(end)} for end in END]),
+        InvalidArgumentError,
+        "{key: numpy.stack([step[key] for step in steps]) for key in steps[0]}",
+        source=lambda steps: {key: np.stack([step[key] for step in steps]) for key in steps[0]},
+    ),
+    "episodes, a masked array": Advice(
+        value([{**EPISODE, "force": np.ma.array(np.arange(6.0), mask=END[:6])}] * 2),
+        BadEpisodeError,
+        "array.filled(numpy.nan)",
+        source=given([{**EPISODE, "force": np.ma.array(np.arange(6.0), mask=END[:6]).filled(np.nan)}] * 2),
+    ),
     "episodes, complex numbers": Advice(
         value([{**EPISODE, "signal": np.zeros(6, complex)}] * 2),
         UnsupportedColumnError,

@@ -19,7 +19,7 @@ from gear_data.ingest.findings.log import Finding, FindingLog
 from gear_data.ingest.ideas.dataset_facts import dataset_facts
 from gear_data.ingest.location import Location, SourceFile
 from gear_data.ingest.pipeline.episode_stream import EpisodeStream
-from gear_data.ingest.pipeline.episode_values import flatten
+from gear_data.ingest.pipeline.episode_values import flatten, refuse_masked
 from gear_data.ingest.source import EpisodeSource, Format, SourceOptions, Unit
 from gear_data.ingest.sources.arrays.layouts import USES, open_flat
 from gear_data.ingest.sources.arrays.numpy_files import StoredArray
@@ -114,7 +114,7 @@ def _open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) -
 
     Raises:
         UnknownFormatError: nothing says where episodes end.
-        BadEpisodeError: the arrays have different lengths, or are ragged.
+        BadEpisodeError: the arrays have different lengths, are ragged, or have masked values.
         UnsupportedColumnError: an array has a dtype that no column has.
     """
     arrays = {key: _as_array(value, key) for key, value in flatten(values).items() if value is not None}
@@ -142,6 +142,7 @@ def _open_arrays(values: Mapping[str, Any], name: str, options: SourceOptions) -
 
 
 def _as_array(value: Any, key: str) -> npt.NDArray[Any]:
+    refuse_masked(value, key)
     try:
         array = np.asarray(value)
     except (ValueError, TypeError, RuntimeError) as error:  # ragged lists; tensors that NumPy cannot hold

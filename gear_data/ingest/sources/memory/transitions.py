@@ -182,7 +182,7 @@ def as_table(source: Any) -> pa.Table | None:
     with a name are columns.
 
     Raises:
-        UnsupportedColumnError: a column holds objects of several types.
+        UnsupportedColumnError: a column holds objects of several types, or two have one name.
     """
     name = type(source).__name__
     try:
@@ -193,11 +193,12 @@ def as_table(source: Any) -> pa.Table | None:
         if type(source).__module__.partition(".")[0] == "polars" and name == "LazyFrame":
             source = source.collect()
         return pa.table(source) if hasattr(source, "__arrow_c_stream__") else None
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
+    except (ValueError, TypeError, NotImplementedError) as error:  # of Arrow, and of pandas for names
         raise UnsupportedColumnError(
             f"cannot be converted to an Arrow table: {error}",
             file=f"{name} in memory",
-            hint="give each column one type: numbers, texts, or lists of numbers",
+            hint="give each column one type: numbers, texts, or lists of numbers; and each column and level of the "
+            "index a name of its own",
         ) from error
 
 

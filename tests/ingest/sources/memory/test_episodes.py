@@ -264,3 +264,38 @@ def test_bad_episodes_are_named(sources: Any, tmp_path: Path, change: dict[str, 
 def test_invalid_sources(tmp_path: Path, source: Any, error: Any, words: str) -> None:
     with pytest.raises(error, match=words):
         gear_data.convert(source, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        {"obs": np.zeros(2), "action": 1, "reward": 1.0, "done": False},
+        {"obs": np.zeros(2), "action": np.zeros(1), "reward": 1.0, "done": False},
+        {"observation": {"pos": [0.0, 1.0]}, "action": [0.5], "reward": np.float32(1), "terminated": False},
+        {"s": np.zeros((8, 8, 3)), "action": np.int64(1)},
+    ],
+)
+def test_steps_in_the_place_of_episodes_are_refused(step: dict[str, Any], tmp_path: Path) -> None:
+    """MountainCar has two observations: a step was read as an episode of one step, with a final observation."""
+    with pytest.raises(InvalidArgumentError, match="is one value, as of a step") as error:
+        gear_data.convert([step] * 4, tmp_path / "d")
+    assert "numpy.stack" in (error.value.hint or "")
+
+
+def test_a_reward_of_a_whole_episode_stays_a_fact(tmp_path: Path) -> None:
+    episode = {"observations": np.zeros((3, 2)), "actions": [0, 1, 1], "rewards": 2.5, "terminated": True}
+    gear_data.convert([episode], tmp_path / "d")
+    assert gear_data.open(tmp_path / "d").episodes["rewards"].to_list() == [2.5]
+
+
+def test_masked_values_are_refused(tmp_path: Path) -> None:
+    """Values below a mask were stored as if they were not masked."""
+    force = np.ma.masked_equal([0.0, -999.0, 1.0], -999.0)
+    episode = {"observations": np.zeros((3, 2)), "actions": np.zeros((3, 1)), "force": force}
+    for source in ([episode], {**episode, "dones": np.arange(3) == 2}):
+        with pytest.raises(BadEpisodeError, match=r"'force'.*holds masked values") as error:
+            gear_data.convert(source, tmp_path / "d")
+        assert "array.filled(numpy.nan)" in (error.value.hint or "")
+    gear_data.convert([{**episode, "force": force.filled(np.nan)}], tmp_path / "d")
+    assert np.isnan(gear_data.open(tmp_path / "d")[0]["force"]).tolist() == [False, True, False]
+    gear_data.convert([{**episode, "force": np.ma.array([1.0, 2.0, 3.0])}], tmp_path / "none")

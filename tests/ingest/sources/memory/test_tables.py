@@ -59,3 +59,12 @@ def test_a_column_of_several_types_is_named(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedColumnError, match=r"DataFrame in memory.*mixed") as error:
         gear_data.convert(pd.DataFrame({"mixed": [1, "a", [2.0]], "episode": [0, 0, 0]}), tmp_path / "d")
     assert "one type" in str(error.value)
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    """Concatenated frames have the columns 0, 1, ... twice, and a column may also be a level of the index."""
+    frame = pd.DataFrame({"episode": [0, 0, 1], "x": [0.0, 1.0, 2.0]})
+    for table in (pd.concat([frame, frame], axis=1), frame.set_index("episode", drop=False)):
+        with pytest.raises(UnsupportedColumnError, match="cannot be converted to an Arrow table") as error:
+            gear_data.convert(table, tmp_path / "d")
+        assert "a name of its own" in (error.value.hint or "")
