@@ -39,7 +39,7 @@ PYTHONS ?= 3.12 3.13 3.14
 OTHER_PYTHONS := $(PYTHONS:%=test-python%)
 FIRST_TIER := 'not processes and not nightly'
 
-.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot test-clouds test-pythons test-slow test-chaos $(OTHER_PYTHONS) coverage first-tier both-tiers lint docs site chaos dist release lock gpu clean
+.PHONY: demo test test-all test-nightly test-oldest test-newest test-lerobot test-lerobot-old test-clouds test-pythons test-slow test-chaos $(OTHER_PYTHONS) coverage first-tier both-tiers lint docs site chaos dist release lock gpu clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/installed-train
@@ -61,7 +61,7 @@ both-tiers: site
 	$(PYTEST) -m 'not nightly'
 
 # `make -k` goes on to the next after one failed.
-test-nightly: test-oldest test-newest test-pythons test-lerobot test-clouds test-slow test-chaos
+test-nightly: test-oldest test-newest test-pythons test-lerobot test-lerobot-old test-clouds test-slow test-chaos
 
 test-slow: $(VENV)/installed-test
 	$(PYTEST) -m nightly
@@ -77,9 +77,11 @@ test-newest:
 test-oldest: PACKAGES := --resolution lowest-direct -e '.[hdf5,images,torch,video,zarr,report,s3,metrics,tls]'
 # The tests of other folders need packages that have no versions for these.
 test-oldest: TESTS := -m $(FIRST_TIER) tests/collection tests/kernels tests/residency tests/storage tests/video
-# One environment for both. LeRobot's versions after 0.4.4 need Python 3.12.
+# One environment for both. LeRobot's versions after 0.4.4 need PYTHON=python3.12.
 test-lerobot: PACKAGES := -e '.[hdf5,images,torch,video,report]' 'lerobot[dataset,training]>=0.4.4'
-test-lerobot: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot tests/integrations/lerobot
+test-lerobot-old: PACKAGES := -e '.[hdf5,images,torch,video,report]' 'lerobot[dataset,training]==0.4.4'
+test-lerobot test-lerobot-old: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot tests/integrations/lerobot \
+  tests/video/test_depth.py
 # Servers of Google Cloud Storage and of Azure on this machine. npm installs the second.
 test-clouds: PACKAGES := -e '.[hdf5,images,torch,video]' gcsfs adlfs gcp-storage-emulator
 test-clouds: TESTS := tests/ingest/cached/test_clouds.py
@@ -95,7 +97,7 @@ test-pythons:
 
 $(OTHER_PYTHONS): PACKAGES := -e '.[hdf5,images,torch,video,zarr,report,s3,metrics,tls]'
 $(OTHER_PYTHONS): TESTS := -m $(FIRST_TIER) tests/collection tests/kernels tests/residency tests/storage tests/video
-test-oldest test-lerobot test-clouds $(OTHER_PYTHONS): test-%:
+test-oldest test-lerobot test-lerobot-old test-clouds $(OTHER_PYTHONS): test-%:
 	$(PYTHON) -m venv --clear .venv-$*
 	.venv-$*/bin/python -m pip install --quiet --disable-pip-version-check uv
 	.venv-$*/bin/uv pip install --quiet --python .venv-$* $(PACKAGES) 'hypothesis>=6.100' 'pytest>=8.0' \

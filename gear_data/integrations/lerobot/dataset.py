@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -23,6 +24,8 @@ from gear_data.errors import (
     EpisodeIndexError,
     InvalidArgumentError,
     MissingExtraError,
+    RemoteError,
+    SourceNotFoundError,
     UnknownArgumentError,
     unknown_name,
 )
@@ -44,8 +47,8 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
     one call: each group of pictures is decoded once, and kept for the next batches.
 
     LeRobot's files stay where they are. The first use converts rows and indexes videos, into the cache of
-    `gear_data.open`. A dataset that is not on this machine is downloaded by LeRobot: only its rows, if `dataset` is
-    given.
+    `gear_data.open`. Rows that are not on this machine are downloaded by LeRobot. Videos that are not are read on the
+    hub, where they stay.
 
     Args:
         repo_id: LeRobot's name of the dataset.
@@ -57,7 +60,7 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
             in seconds.
         revision: of the repository on the hub.
         return_uint8: whether frames of videos are uint8; else float32 from 0 to 1.
-        dataset: the converted dataset, opened; None opens `root` by `gear_data.open`.
+        dataset: the converted dataset, opened; None opens `root`, or the repository, by `gear_data.open`.
         depth_output_unit: the unit of depth, `mm` or `m`; of the converted dataset, if that is given.
         repo_type: an argument of newer versions of LeRobot: only `dataset`.
         **options: `video_backend`, `download_videos` and `force_cache_sync` of LeRobot's class have no effect.
@@ -74,6 +77,7 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         CorruptSourceError: the episodes differ from those of the metadata.
         UnsupportedColumnError: a depth camera is not quantised video.
         UnknownNameError: there is no such unit of depth.
+        SourceNotFoundError: a video is neither in the folder nor on the hub.
         GearError: see `gear_data.open`.
     """
 
@@ -104,14 +108,11 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
                 f"repo_type is {repo_type!r}, and only 'dataset' is read", hint="train on LeRobot's own class"
             )
         self.repo_id, self.tolerance_s, self.delta_timestamps = repo_id, tolerance_s, delta_timestamps
-        self.meta = _metadata(repo_id, root, revision, videos=dataset is None)
+        self.meta = _metadata(repo_id, root, revision)
         self.root, self.revision = Path(self.meta.root), self.meta.revision
         self.set_image_transforms(image_transforms)
         deltas = _delta_steps(delta_timestamps or {}, self.meta.fps, tolerance_s)
-        storage = VideoStorage(depth_unit=depth_output_unit)
-        self._dataset = (
-            open_dataset(str(self.root), convert=ConvertOptions(videos=storage)) if dataset is None else dataset
-        )
+        self._dataset = self._open(VideoStorage(depth_unit=depth_output_unit)) if dataset is None else dataset
         depths = {key: spec.depth for key, spec in source_columns(self._dataset).items() if spec.depth is not None}
         #: Cameras of depth. LeRobot 0.4 does not know them.
         self._depth_keys = frozenset(depths)
@@ -234,6 +235,20 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
             )
         return texts[number]
 
+    def _open(self, videos: VideoStorage) -> Dataset:
+        """Opens the files: those of the folder, or those on the hub if the folder lacks a video."""
+        options = ConvertOptions(videos=videos)
+        cameras = [key for key, feature in self.meta.features.items() if feature["dtype"] == "video"]
+        absent = next((file for key in cameras for file in _absent_files(self.meta, key)), None)
+        if absent is None:
+            return open_dataset(str(self.root), convert=options)
+        try:
+            return open_dataset(f"hf://datasets/{self.repo_id}@{quote(str(self.revision), safe='')}", convert=options)
+        except (SourceNotFoundError, RemoteError) as error:
+            asked = f"the hub is asked because {absent} is not in {self.root}"
+            error.hint = "; ".join([asked, *filter(None, [error.hint])])
+            raise
+
     def _left_out(self) -> dict[str, npt.NDArray[Any]]:
         """Returns the features of numbers that LeRobot's files have, and the converted dataset lacks.
 
@@ -298,17 +313,25 @@ def _import(module: str) -> Any:
         ) from error
 
 
-def _metadata(repo_id: str, root: str | os.PathLike[str] | None, revision: str | None, *, videos: bool) -> Any:
-    """Returns LeRobot's metadata of a dataset, whose rows are on this machine; with `videos`, its videos, too."""
+def _metadata(repo_id: str, root: str | os.PathLike[str] | None, revision: str | None) -> Any:
+    """Returns LeRobot's metadata of a dataset, whose rows are on this machine."""
     lerobot = _import("lerobot.datasets.lerobot_dataset")
     meta = lerobot.LeRobotDatasetMetadata(repo_id, root=root, revision=revision)
-    files = ["data/**/*.parquet"]
-    if videos and any(feature["dtype"] == "video" for feature in meta.features.values()):
-        files.append("videos/**/*.mp4")
-    if not all(any(Path(meta.root).glob(pattern)) for pattern in files):
-        # LeRobot's own class downloads the files to its folder.
-        meta = lerobot.LeRobotDataset(repo_id, root=root, revision=revision, download_videos=videos).meta
+    if _absent_files(meta):
+        # LeRobot's own class downloads them to its folder.
+        meta = lerobot.LeRobotDataset(repo_id, root=root, revision=revision, download_videos=False).meta
     return meta
+
+
+def _absent_files(meta: Any, camera: str | None = None) -> list[str]:
+    """Returns the files of a camera, or those of rows, that LeRobot's metadata names and the folder lacks."""
+    kind, template = ("data", meta.data_path) if camera is None else (f"videos/{camera}", meta.video_path)
+    listed = meta.episodes
+    if listed is None:
+        return []
+    places = sorted({*zip(listed[f"{kind}/chunk_index"][:], listed[f"{kind}/file_index"][:], strict=True)})
+    names = [template.format(video_key=camera, chunk_index=chunk, file_index=file) for chunk, file in places]
+    return [name for name in names if not Path(meta.root, name).exists()]
 
 
 def _values(column: pa.ChunkedArray) -> npt.NDArray[Any]:

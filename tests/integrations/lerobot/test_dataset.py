@@ -171,31 +171,6 @@ def test_an_open_dataset_is_taken(recorded: Recorded, tmp_path: Any) -> None:
         LeRobotDataset("a/b", recorded.root, dataset=ds.filter("length > 3"))
 
 
-@pytest.mark.parametrize("given", [False, True])
-def test_videos_are_downloaded_if_the_dataset_is_not_given(
-    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: bool
-) -> None:
-    module: Any = importlib.import_module("lerobot.datasets.lerobot_dataset")
-    shutil.copytree(recorded.root / "meta", tmp_path / "robot/meta")
-    downloads: list[bool] = []
-
-    class Downloading:
-        def __init__(self, repo_id: str, root: Path, revision: str | None, download_videos: bool = True) -> None:
-            downloads.append(download_videos)
-            for name in ("data", "videos") if download_videos else ("data",):
-                shutil.copytree(recorded.root / name, root / name, dirs_exist_ok=True)
-            self.meta = module.LeRobotDatasetMetadata(repo_id, root=root, revision=revision)
-
-    monkeypatch.setattr(module, "LeRobotDataset", Downloading, raising=False)
-    gear_data.convert(recorded.root, tmp_path / "dataset", videos="link", progress=False)
-    options: dict[str, Any] = {"dataset": gear_data.open(tmp_path / "dataset")} if given else {}
-    for _ in range(2):
-        check(LeRobotDataset("a/b", tmp_path / "robot", **options)[8], recorded.item(8, {}))
-    assert downloads == [not given]
-    check(LeRobotDataset("a/b", tmp_path / "robot")[8], recorded.item(8, {}))
-    assert downloads == ([False, True] if given else [True])
-
-
 def test_arguments_of_other_versions_of_lerobot(recorded: Recorded) -> None:
     options: dict[str, Any] = {"repo_type": "dataset", "force_cache_sync": True, "video_backend": "pyav"}
     check(LeRobotDataset("a/b", recorded.root, **options)[8], recorded.item(8, {}))

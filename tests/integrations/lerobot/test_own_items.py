@@ -20,6 +20,8 @@ from tests.integrations.lerobot.conftest import Recorded
 from tests.support.cameras.depth import KEY, write_depth
 from tests.support.cameras.filmed import FPS
 from tests.support.cameras.version_21 import write_version_21
+from tests.support.checks import folder_contents
+from tests.support.running.hub_server import running_hub
 
 pytest.importorskip(
     "lerobot.datasets.lerobot_dataset",
@@ -32,6 +34,7 @@ _CONVERTER = "lerobot.scripts.convert_dataset_v21_to_v30" if _NEW else "lerobot.
 _LOSS = re.compile(r"loss:([\d.]+) grdn:([\d.]+)")
 
 
+OURS = ["gear_data.integrations.lerobot", "train"]
 #: Steps of training, and small policies.
 STEPS = 50
 POLICIES: dict[str, dict[str, Any]] = {
@@ -137,27 +140,49 @@ def test_items_of_version_2_1(versions: tuple[Path, Path]) -> None:
         check_items(new, dataset=dataset, **options)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_training_has_equal_weights(policy: str, versions: tuple[Path, Path], tmp_path: Path) -> None:
+def train(policy: str, module: list[str], output: Path, **options: Any) -> tuple[list[tuple[str, ...]], bytes]:
+    """Returns the loss of each step and the weights after the last one.
+
+    Args:
+        policy: a name of `POLICIES`.
+        module: what `python -m` runs.
+        output: the folder to write to.
+        options: of the training script, with `__` for a point.
+    """
     small = {
-        "dataset.repo_id": "a/b", "dataset.root": versions[1], "dataset.video_backend": "pyav", "policy.type": policy,
-        "policy.device": "cpu", "policy.push_to_hub": "false",
+        "dataset.video_backend": "pyav", "policy.type": policy, "policy.device": "cpu", "policy.push_to_hub": "false",
         "policy.pretrained_backbone_weights": "null", **POLICIES[policy], "batch_size": 2, "steps": STEPS,
         "log_freq": 1, "num_workers": 0, "save_checkpoint": "true", "save_freq": STEPS, "seed": 7,
-        "wandb.enable": "false",
+        "wandb.enable": "false", "output_dir": output,
+        **{name.replace("__", "."): value for name, value in options.items()},
     }  # fmt: skip
-    losses, weights = [], []
-    for module in (["lerobot.scripts.lerobot_train"], ["gear_data.integrations.lerobot", "train"]):
-        options = [f"--{name}={value}" for name, value in small.items()]
-        command = [sys.executable, "-m", *module, *options, f"--output_dir={tmp_path / module[0]}"]
-        done = subprocess.run(
-            command, capture_output=True, text=True, check=False, cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr[-3000:]
-        losses.append(_LOSS.findall(done.stdout + done.stderr))
-        (saved,) = tmp_path.joinpath(module[0], "checkpoints/last/pretrained_model").glob("model.safetensors")
-        weights.append(saved.read_bytes())
-    assert len(losses[0]) == STEPS
-    assert losses[0] == losses[1]
-    assert weights[0] == weights[1]
+    done = subprocess.run(
+        [sys.executable, "-m", *module, *(f"--{name}={value}" for name, value in small.items())],
+        capture_output=True, text=True, check=False, cwd=output.parent, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses = _LOSS.findall(done.stdout + done.stderr)
+    assert len(losses) == STEPS
+    (saved,) = output.joinpath("checkpoints/last/pretrained_model").glob("model.safetensors")
+    return losses, saved.read_bytes()
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_training_has_equal_weights(policy: str, versions: tuple[Path, Path], tmp_path: Path) -> None:
+    place = {"dataset__repo_id": "a/b", "dataset__root": versions[1]}
+    theirs = train(policy, ["lerobot.scripts.lerobot_train"], tmp_path / "theirs", **place)
+    assert train(policy, OURS, tmp_path / "ours", **place) == theirs
+
+
+def test_act_trains_on_a_dataset_of_the_hub(
+    versions: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = {"dataset__repo_id": "a/b", "dataset__root": versions[1]}
+    local = train("act", OURS, tmp_path / "local", **place)
+    with running_hub() as hub:
+        hub.add("me/robot", folder_contents(versions[1]), tag="v3.0")
+        for name, value in {**hub.environment(), "HF_HOME": str(tmp_path / "home")}.items():
+            monkeypatch.setenv(name, value)
+        assert train("act", OURS, tmp_path / "hub", dataset__repo_id="me/robot") == local
+    assert any(".mp4" in line for line in hub.requests)
+    assert list(tmp_path.glob("home/**/*.parquet")) and not list(tmp_path.glob("home/**/*.mp4"))

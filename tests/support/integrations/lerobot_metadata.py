@@ -1,4 +1,4 @@
-"""Stand-in for LeRobot, where it is not installed: its metadata, read from the files, and the names of its modules."""
+"""Stand-in for LeRobot, where it is not installed: its metadata, its downloads, and the names of its modules."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pandas as pd
+from huggingface_hub import snapshot_download
 
 
 class LeRobotDatasetMetadata:
@@ -19,6 +20,8 @@ class LeRobotDatasetMetadata:
 
     def __init__(self, repo_id: str, root: Path, revision: str | None = None) -> None:
         self.repo_id, self.root, self.revision = repo_id, Path(root), revision or "v3.0"
+        if not self.root.joinpath("meta/info.json").exists():
+            _download(self, allow_patterns="meta/")
         self.info = json.loads((self.root / "meta/info.json").read_text())
         self.features = self.info["features"]
         self.fps = self.info["fps"]
@@ -27,9 +30,22 @@ class LeRobotDatasetMetadata:
         self.camera_keys = [key for key, feature in self.features.items() if feature["dtype"] in ("video", "image")]
         self.depth_keys = [key for key in self.camera_keys if self.features[key]["info"].get("is_depth_map")]
         self.depth_unit_of_stats: str | None = None
+        self.data_path, self.video_path = self.info["data_path"], self.info["video_path"]
 
     def rescale_depth_stats(self, output_unit: str) -> None:
         self.depth_unit_of_stats = output_unit
+
+
+class LeRobotDataset:
+    """What LeRobot's class of this name does where files are not on this machine."""
+
+    def __init__(self, repo_id: str, root: Path, revision: str | None, download_videos: bool = True) -> None:
+        self.meta = LeRobotDatasetMetadata(repo_id, root, revision)
+        _download(self.meta, ignore_patterns=None if download_videos else "videos/")
+
+
+def _download(meta: LeRobotDatasetMetadata, **patterns: str | None) -> None:
+    snapshot_download(meta.repo_id, repo_type="dataset", revision=meta.revision, local_dir=meta.root, **patterns)
 
 
 @contextmanager
@@ -39,7 +55,7 @@ def lerobot_modules() -> Iterator[None]:
         yield
         return
     reader: Any = ModuleType("lerobot.datasets.lerobot_dataset")
-    reader.LeRobotDatasetMetadata = LeRobotDatasetMetadata
+    reader.LeRobotDatasetMetadata, reader.LeRobotDataset = LeRobotDatasetMetadata, LeRobotDataset
     factory: Any = ModuleType("lerobot.datasets.factory")
     packages = {name: ModuleType(name) for name in ("lerobot", "lerobot.datasets")}
     made = {**packages, reader.__name__: reader, factory.__name__: factory}

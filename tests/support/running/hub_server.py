@@ -71,10 +71,11 @@ class Hub:
         self.on_answer: Callable[[str, int], None] = lambda line, size: None
         self.lock = threading.Lock()
 
-    def add(self, name: str, files: dict[str, bytes]) -> None:
-        """Adds a public repository."""
+    def add(self, name: str, files: dict[str, bytes], tag: str | None = None) -> None:
+        """Adds a public repository of one commit, which may have a tag."""
         self.repositories[name] = Repository(False, {}, {})
-        _commit(self.repositories[name], "main", files, "initial commit")
+        for branch in ("main", *([] if tag is None else [tag])):
+            _commit(self.repositories[name], branch, files, "initial commit")
 
     def environment(self) -> dict[str, str]:
         """Returns the environment variables of a client."""
@@ -254,6 +255,13 @@ class _Handler(BaseHTTPRequestHandler):
         siblings = [{"rfilename": file} for file in repository.commits[commit]]
         return self._answer(200, {"id": name, "sha": commit, "private": repository.private, "siblings": siblings})
 
+    def _refs(self, body: bytes, name: str) -> None:
+        if (repository := self._repository(name)) is None:
+            return
+        commits = repository.branches.items()
+        branches = [{"name": each, "ref": f"refs/heads/{each}", "targetCommit": made[-1]} for each, made in commits]
+        self._answer(200, {"branches": branches, "converts": [], "tags": []})
+
     def _tree(self, body: bytes, name: str, revision: str, folder: str | None) -> None:
         if (repository := self._repository(name)) is None:
             return
@@ -321,6 +329,7 @@ _ROUTES: tuple[tuple[str, str, Callable[..., None]], ...] = (
     ("GET", f"/api/datasets/{_NAME}/revision/(.+)", _Handler._info),
     ("GET", f"/api/datasets/{_NAME}/tree/([^/]+)(?:/(.+))?", _Handler._tree),
     ("POST", f"/api/datasets/{_NAME}/paths-info/(.+)", _Handler._paths),
+    ("GET", f"/api/datasets/{_NAME}/refs", _Handler._refs),
     ("GET", f"/api/datasets/{_NAME}", _Handler._info),
     ("GET HEAD", f"/datasets/{_NAME}/resolve/([^/]+)/(.+)", _Handler._resolve),
 )

@@ -1,0 +1,91 @@
+"""LeRobotDataset of a repository on the hub, whose videos stay there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integrations.lerobot.conftest import Recorded
+from tests.support.cameras.filmed import FPS
+from tests.support.checks import folder_contents
+from tests.support.running.hub_server import Hub, running_hub
+from tests.support.running.warm_python import python
+
+pytestmark = pytest.mark.processes
+
+#: Compares the items of a repository with those of a folder. The library reads HF_ENDPOINT when it is imported.
+SCRIPT = f"""
+import sys
+import torch
+from gear_data.errors import GearError
+from tests.support.integrations.lerobot_metadata import lerobot_modules
+
+with lerobot_modules():
+    from gear_data.integrations.lerobot import LeRobotDataset
+    name, root, folder = sys.argv[1:]
+    options = {{"delta_timestamps": {{"observation.images.front": [-1 / {FPS}, 0.0]}}, "return_uint8": True}}
+    try:
+        found = LeRobotDataset(name, root, **options)
+    except GearError as error:
+        sys.exit(f"{{type(error).__name__}} {{error}}")
+    expected = LeRobotDataset("a/b", folder, **options)
+    assert len(found) == len(expected) > 0
+    for item, other in zip(*(each.__getitems__(range(len(each))) for each in (found, expected)), strict=True):
+        assert list(item) == list(other)
+        assert all(torch.equal(item[key], other[key]) if key != "task" else item[key] == other[key] for key in other)
+    print("equal")
+"""
+
+
+@pytest.fixture
+def hub(recorded: Recorded) -> Iterator[Hub]:
+    """A hub with the dataset."""
+    with running_hub() as hub:
+        hub.add("me/robot", folder_contents(recorded.root), tag="v3.0")
+        yield hub
+
+
+def run(hub: Hub, folder: Path, name: str, root: Path, **environment: str) -> str:
+    """Returns what the script prints."""
+    known: dict[str, Any] = {"HF_HOME": root.parent / "home", "GEAR_DATA_CACHE": root.parent / "cache"}
+    done = subprocess.run(
+        [python(), "-c", SCRIPT, name, str(root), str(folder)],
+        env={**os.environ, **hub.environment(), **{key: str(value) for key, value in known.items()}, **environment},
+        text=True, capture_output=True, timeout=240, check=False,
+    )  # fmt: skip
+    return done.stdout + done.stderr
+
+
+def test_videos_stay_on_the_hub(hub: Hub, recorded: Recorded, tmp_path: Path) -> None:
+    root = tmp_path / "robot"
+    fetched = run(hub, recorded.root, "me/robot", root)
+    assert fetched.endswith("equal\n"), fetched
+    assert any(".mp4" in line for line in hub.requests)
+    assert list(root.rglob("*.parquet")) and not list(root.rglob("*.mp4"))
+    offline = run(hub, recorded.root, "me/robot", root, HF_HUB_OFFLINE="1")
+    assert "equal" in offline and "cannot reach the hub; using the conversion of" in offline, offline
+
+
+def test_a_folder_with_a_part_of_the_files(hub: Hub, recorded: Recorded, tmp_path: Path) -> None:
+    root = shutil.copytree(recorded.root, tmp_path / "robot")
+    for file in [*root.glob("data/*/*"), *root.glob("videos/observation.images.wrist/*/*")]:
+        file.unlink()
+    fetched = run(hub, recorded.root, "me/robot", root)
+    assert fetched.endswith("equal\n"), fetched
+    (kept,) = {file.parent.parent.name for file in root.rglob("*.mp4")}
+    assert kept == "observation.images.front"
+
+
+def test_a_video_that_is_nowhere(hub: Hub, recorded: Recorded, tmp_path: Path) -> None:
+    root = shutil.copytree(recorded.root, tmp_path / "robot")
+    (file, *_) = sorted(root.glob("videos/observation.images.front/*/*"))
+    file.unlink()
+    failed = run(hub, recorded.root, "me/absent", root)
+    assert "SourceNotFoundError hf://datasets/me/absent@v3.0" in failed
+    assert f"the hub is asked because {file.relative_to(root)} is not in {root}" in failed
