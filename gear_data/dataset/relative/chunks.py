@@ -91,10 +91,6 @@ class Chunks:
         """The number of groups of steps that have statistics of their own."""
         return len(self.steps) if self.per_step else 1
 
-    def check(self) -> None:
-        """Raises UnsupportedColumnError if a column has no value at some steps."""
-        check_present(self.dataset, (*self.columns, *self.state))
-
     def sums(self, first: int, last: int) -> Sums:
         """Returns the sums over the episodes at positions first to last - 1.
 

@@ -22,7 +22,7 @@ from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.episode_blocks import block_ranges
-from gear_data.dataset.relative.chunks import Chunks, Sums
+from gear_data.dataset.relative.chunks import Chunks, Sums, check_present
 from gear_data.dataset.relative.engines import run_calls
 from gear_data.dataset.views import episodes_fingerprint
 from gear_data.errors import InvalidArgumentError, unknown_name
@@ -154,7 +154,7 @@ def chunk_statistics(
     rows = load_quantiles(path, (_ROWS, shape[0] * shape[1]))
     if rows is None:
         for each in chunks:
-            each.check()
+            check_present(each.dataset, (*each.columns, *each.state))
         rows = _computed(chunks, engine, jobs, progress)
         save_quantiles(path, rows)
     return RelativeStatistics(*(row.reshape(shape) if first.per_step else row for row in rows))
