@@ -80,7 +80,7 @@ _CALLS: dict[str, dict[str, tuple[int, str, int]]] = {
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 #: Seconds. A run takes about one on an idle machine, and may take a minute beside a load.
 _TIME_LIMIT = 300
-#: Calls that need space on the disk, and calls that write bytes from the memory of the process.
+#: Calls that need space on the disk, with `open` of a new file; and calls that write bytes from the process's memory.
 SPACE = frozenset(
     ("write", "pwrite", "writev", "sendfile", "copy_file_range", "ftruncate", "fallocate", "mkdir", "open")
 )
@@ -276,6 +276,8 @@ class _Supervisor:
         arguments = struct.unpack_from("6Q", request, 32)
         value, error, flags = 0, 0, _CONTINUE
         name, kind, place = self._names[number]
+        if name == "open" and not arguments[2] & os.O_CREAT:
+            name = "reopen"  # a full disk opens files that are there
         folder = arguments[place - 1] & 0xFFFFFFFF if kind == "at" else None
         file = self._file(pid, kind, arguments[place], folder)
         if file is not None and not (kind == "fd" and file.endswith(" (deleted)")):
