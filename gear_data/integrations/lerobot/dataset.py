@@ -22,10 +22,9 @@ from gear_data.dataset.open import open_dataset
 from gear_data.errors import (
     CorruptSourceError,
     EpisodeIndexError,
+    GearError,
     InvalidArgumentError,
     MissingExtraError,
-    RemoteError,
-    SourceNotFoundError,
     UnknownArgumentError,
     unknown_name,
 )
@@ -77,7 +76,7 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         CorruptSourceError: the episodes differ from those of the metadata.
         UnsupportedColumnError: a depth camera is not quantised video.
         UnknownNameError: there is no such unit of depth.
-        SourceNotFoundError: a video is neither in the folder nor on the hub.
+        DatasetNotFoundError: a video is neither in the folder nor on the hub.
         GearError: see `gear_data.open`.
     """
 
@@ -244,7 +243,7 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
             return open_dataset(str(self.root), convert=options)
         try:
             return open_dataset(f"hf://datasets/{self.repo_id}@{quote(str(self.revision), safe='')}", convert=options)
-        except (SourceNotFoundError, RemoteError) as error:
+        except GearError as error:
             asked = f"the hub is asked because {absent} is not in {self.root}"
             error.hint = "; ".join([asked, *filter(None, [error.hint])])
             raise
