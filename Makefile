@@ -78,7 +78,7 @@ test-oldest: PACKAGES := --resolution lowest-direct -e '.[hdf5,images,torch,vide
 # The tests of other folders need packages that have no versions for these.
 test-oldest: TESTS := -m $(FIRST_TIER) tests/collection tests/kernels tests/residency tests/storage tests/video
 # One environment for both. LeRobot's versions after 0.4.4 need PYTHON=python3.12.
-test-lerobot: PACKAGES := -e '.[hdf5,images,torch,video,report]' 'lerobot[dataset,training]>=0.4.4'
+test-lerobot: PACKAGES := -e '.[hdf5,images,torch,video,report]' 'lerobot[dataset,training,diffusion]>=0.4.4'
 test-lerobot-old: PACKAGES := -e '.[hdf5,images,torch,video,report]' 'lerobot[dataset,training]==0.4.4'
 test-lerobot test-lerobot-old: TESTS := tests/exports/lerobot tests/ingest/sources/lerobot tests/integrations/lerobot \
   tests/video/test_depth.py

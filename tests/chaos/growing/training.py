@@ -264,6 +264,8 @@ def live(folder: Path, plan: _Plan, world: _World, seed: int) -> None:
         train(folder, plan, world, seed, None)
         return
     if world.has_agent:
+        # Else restarted ranks find the addresses of ended ones, and hang: https://github.com/pytorch/pytorch/issues/135712
+        os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
         config = LaunchConfig(
             1, 1, world.ranks, run_id=str(os.getpid()), rdzv_backend="c10d", rdzv_endpoint="localhost:0",
             max_restarts=1, monitor_interval=0.1, start_method="fork",
