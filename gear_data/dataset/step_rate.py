@@ -28,12 +28,9 @@ def stated_rate(dataset: DatasetCore) -> float | None:
     LeRobot states `fps`, and robosuite's `control_freq` is in the environment's arguments of robomimic.
 
     Raises:
-        InvalidArgumentError: the dataset was converted from sources of several rates.
+        InvalidArgumentError: the dataset was converted or merged from sources of several rates.
     """
-    provenance = dataset.manifest.provenance
-    parts = provenance.get("parts")
-    every = [part.get("metadata") for part in parts if isinstance(part, Mapping)] if isinstance(parts, list) else []
-    rates = {_rate_of(metadata) for metadata in every or [provenance.get("metadata")]}
+    rates = _rates_of(dataset.manifest.provenance)
     known = sorted(rate for rate in rates if rate is not None)
     if len(known) > 1:
         raise InvalidArgumentError(
@@ -42,6 +39,20 @@ def stated_rate(dataset: DatasetCore) -> float | None:
             hint="convert them one by one, and give the loader a Mixture",
         )
     return known[0] if len(rates) == 1 and known else None
+
+
+def _rates_of(provenance: Any) -> set[float | None]:
+    """Returns the steps per second of all sources of a dataset; None is of those that state none."""
+    if not isinstance(provenance, Mapping):
+        return {None}
+    merged, parts = (_mappings(provenance.get(name)) for name in ("merged", "parts"))
+    if merged:
+        return {rate for part in merged for rate in _rates_of(part.get("provenance"))}
+    return {_rate_of(each.get("metadata")) for each in parts or [provenance]}
+
+
+def _mappings(values: Any) -> list[Mapping[str, Any]]:
+    return [each for each in values if isinstance(each, Mapping)] if isinstance(values, list) else []
 
 
 def _rate_of(metadata: Any) -> float | None:

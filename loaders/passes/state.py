@@ -91,8 +91,8 @@ def check_state(
             hint='for a state of version 2, make the loader and load {**loader.state_dict(), "step": state["step"]}, '
             "if no weights were updated",
         )
-    # An identity names packed rows only if there are some.
-    for name, value in {"pack": None, **identity}.items():
+    # An identity names packed rows and transitions only if there are some.
+    for name, value in {"pack": None, "missing_next": None, **identity}.items():
         if name in _OF_STAGES and (grows or "stages" in state):
             continue
         if state.get(name) != value:

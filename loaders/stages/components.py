@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -187,7 +187,8 @@ def _described(name: str, dataset: Dataset, config: LoaderConfig, elements: froz
         elements: the names of elements that any dataset of the loader has.
     """
     columns = config.columns
-    if columns is not None and (isinstance(columns, str) or not all(isinstance(name, str) for name in columns)):
+    is_list = isinstance(columns, Collection) and not isinstance(columns, str)
+    if columns is not None and not (is_list and all(isinstance(name, str) for name in columns)):
         raise InvalidArgumentError(f"columns must be a list of names, not {columns!r}")
     if config.returns.discount != 1:
         dataset = dataset.with_discount(config.returns.discount)

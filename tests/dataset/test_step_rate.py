@@ -68,6 +68,19 @@ def test_sources_of_several_rates(tmp_path: Path) -> None:
     assert caught.value.file == str(tmp_path / "unlike")
 
 
+def test_merged_datasets_of_several_rates(tmp_path: Path) -> None:
+    parts = {}
+    for name, fps in (("a", 30), ("b", 30), ("c", 10)):
+        write_lerobot(tmp_path / f"source-{name}", make_rollouts(2), info={"fps": fps})
+        gear_data.convert(tmp_path / f"source-{name}", tmp_path / name, progress=False)
+        parts[name] = tmp_path / name
+    gear_data.merge([parts["a"], parts["b"]], tmp_path / "alike", progress=False)
+    assert stated_rate(gear_data.open(tmp_path / "alike")) == 30
+    gear_data.merge([tmp_path / "alike", parts["c"]], tmp_path / "unlike", progress=False)
+    with pytest.raises(InvalidArgumentError, match="sources of 10 and 30 steps per second"):
+        gear_data.open(tmp_path / "unlike").drop_idle("actions", threshold=0.1, seconds=0.5)
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_timestamps_say_it(tmp_path: Path, dtype: Any) -> None:
     ds = with_stamps(tmp_path / "stamps", [[0.02] * 400, [], [0.02] * 7], dtype)

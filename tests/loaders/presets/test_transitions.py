@@ -184,6 +184,14 @@ def test_a_state_of_the_other_choice_is_refused(dataset):
         other.load_state_dict(loader.state_dict())
 
 
+def test_a_state_of_another_kind_of_batch_is_refused(dataset):
+    transitions = SequenceLoader(dataset, 8, preset="transitions")
+    sequences = SequenceLoader(dataset, 8, context=1, preset="raw")
+    for saved, loader in ((transitions, sequences), (sequences, transitions)):
+        with pytest.raises(gear_data.errors.StateMismatchError):
+            loader.load_state_dict(saved.state_dict())
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
