@@ -94,7 +94,8 @@ def write_mixture(path: str | os.PathLike[str], components: Sequence[Component],
         _entry(component, f"dataset {number} ({component[0].path})", folder)
         for number, component in enumerate(components)
     ]
-    document = {"datasets": entries, **{name: value for name, value in arguments.items() if value}}
+    given = {name: value for name, value in arguments.items() if value is not None and value is not False}
+    document = {"datasets": entries, **given}
     put_single_text(open_file_store(folder or "."), name, yaml.safe_dump(document, sort_keys=False, allow_unicode=True))
 
 

@@ -108,6 +108,9 @@ def test_a_written_mixture_is_read_again(folder: Path, name: str) -> None:
     same(take(_loader(again), 20), take(_loader(mixture), 20))
     again.to_yaml(folder / "again.yaml")
     assert yaml.safe_load((folder / "again.yaml").read_text())["pad_to"] == {"observations": 12, "actions": 4}
+    # Nothing is padded, and columns may be absent.
+    Mixture([again.components[0].dataset], join=True, pad_to={}).to_yaml(folder / "absent.yaml")
+    assert Mixture.from_yaml(folder / "absent.yaml").pad_to == {}
 
 
 def test_equal_shares_urls_and_files_of_ranges(folder: Path, memory_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

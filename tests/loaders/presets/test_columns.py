@@ -243,7 +243,9 @@ def test_images_are_scaled_as_jat_scales_them(make_dataset, episodes):
         np.testing.assert_allclose(batch["image_observations"][row, :n].numpy(), expected, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("columns", ["actions", 3, iter(["actions"]), ["actions", 3]], ids=["text", "number", "iterator", "mixed"])
+@pytest.mark.parametrize(
+    "columns", ["actions", 3, iter(["actions"]), ["actions", 3]], ids=["text", "number", "iterator", "mixed"]
+)
 def test_columns_are_a_list_of_names(dataset, columns):
     with pytest.raises(InvalidArgumentError, match="columns must be a list of names"):
         SequenceLoader(dataset, 4, context=2, columns=columns)
