@@ -445,7 +445,7 @@ def test_more_bytes_than_a_parquet_list_reaches(
 
     size = sum(len(text.encode()) for text, _, _ in EPISODES[3])
     monkeypatch.setattr(nested, "_MAX_OFFSET", size - 1)
-    with pytest.raises(UnsupportedColumnError, match=f"{size:,} bytes in one list column") as error:
+    with pytest.raises(UnsupportedColumnError, match=f"{size:,} bytes in one column of a Parquet row group") as error:
         gear_data.export(gear_data.open(converted).filter("episode_id = 3"), tmp_path / "out")
     assert error.value.column == "texts"
     assert not (tmp_path / "out").exists()
