@@ -53,13 +53,9 @@ class LookAhead:
     count: int
 
     def after(self, step: int, count: int) -> Iterator[tuple[int, Windows]]:
-        """Yields the next batches of a step's pass: their steps, and their windows."""
-        layout = self.rows.layout
-        end = layout.end(layout.number(step))
+        """Yields the next batches after a step: their steps, and their windows."""
         for number in range(1, count + 1):
             coming = step + number * self.stride
-            if coming >= end:  # a sampler may have no such step
-                return
             windows = self.source.sample(coming, self.rows.batch_size)
             first, last = self.rows.bounds(coming, len(windows))
             yield coming, windows[first:last]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 
 import gear_data
@@ -47,21 +45,3 @@ def test_groups_are_decoded_once(filmed: Filmed, monkeypatch: pytest.MonkeyPatch
         assert len(decoded_groups(filmed, monkeypatch, prefetch=prefetch, cache_bytes=0)) > groups
     found = decoded_groups(filmed, monkeypatch, prefetch=30, cache_bytes=1 << 20)
     assert len(found) == len(set(found)) == groups
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A sampler that has the episodes of its steps in a table."""
-
-    episodes: list[int]
-    name = "listed"
-
-    def draw(self, counts: Any, seed: int, step: int, first: int, last: int) -> Any:
-        return np.array([self.episodes[slot] for slot in range(first, last)]), np.zeros(last - first, np.int64)
-
-
-def test_no_step_after_a_pass_is_drawn(filmed: Filmed) -> None:
-    ds = gear_data.open(filmed.path)
-    sampler = Listed([slot % len(ds) for slot in range(10)])
-    loader = SequenceLoader(ds, 2, **grouped(context=1, columns=[WRIST], sampler=sampler, steps=5, prefetch=3))
-    assert len(list(loader)) == 5
