@@ -70,6 +70,12 @@ class ColumnRoles:
         return [*self.lists, *self.finals, *self.facts, *self.flags]
 
 
+def needs_mark(type_: pa.DataType) -> bool:
+    """Returns whether a fact of a type is read only with the `FACT_MARK`: nested values, and bytes."""
+    is_bytes = pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
+    return bool(pa.types.is_nested(type_) or is_bytes)
+
+
 def marked_facts(schema: pa.Schema) -> frozenset[str]:
     """Returns the names of the columns with the `FACT_MARK`."""
     return frozenset(field.name for field in schema if FACT_MARK.items() <= (field.metadata or {}).items())
@@ -128,8 +134,7 @@ def assign_roles(
         raise UnknownFormatError("no column is a list of steps", hint="leave --format out")
     for source in facts:
         type_ = types[source]
-        is_bytes = pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
-        if source not in marked and (pa.types.is_nested(type_) or is_bytes):
+        if source not in marked and needs_mark(type_):
             raise UnsupportedColumnError(f"holds {types[source]}", column=source, hint="leave it out with --columns")
     sources = {name: source for source, name in steps.items()}
     reference = sources.get("observations", next(iter(steps)))
