@@ -14,7 +14,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import PurePosixPath
 from typing import IO, Any
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 import pyarrow as pa
 
@@ -33,6 +33,7 @@ from gear_data.errors import (
 from gear_data.ingest.sources.memory.transitions import as_table, holds_arrays, holds_transitions, transition_episodes
 from gear_data.ingest.splits import choose_split, several_splits
 from gear_data.ingest.table_options import TableOptions
+from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.storage.remote.hub_rows import HubRows
 from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
 from gear_data.storage.remote.range_requests import contents_name, is_hub
@@ -42,6 +43,8 @@ _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 _HUB_PATH = re.compile(r"datasets/([^/@]+/[^/@]+)(?:@([^/]+))?(/.*)?")
 #: The file that LeRobot's datasets have. Their cameras are not in the rows that `datasets` reads.
 _LEROBOT = "meta/info.json"
+#: Files of a dataset of gear-data. Its card shows `datasets` the shards, which do not say where episodes begin.
+_OF_GEAR = frozenset({MANIFEST_NAME, "episodes.arrow"})
 _DATA_SUFFIXES = (".parquet", ".hdf5", ".h5", ".npz", ".arrow", ".feather", ".json", ".jsonl", ".csv", ".tsv", ".tar")
 _HDF5_SUFFIXES = (".hdf5", ".h5")
 #: Suffixes of files that are read as more episodes if the folder has another name of them.
@@ -227,6 +230,7 @@ def locate(source: Any, split: str | None, *, follow_links: bool = False) -> Loc
 
     Raises:
         SourceNotFoundError: the source does not exist.
+        UnknownFormatError: the hub id is of a dataset of gear-data.
         InvalidArgumentError: the split is missing or does not exist, the kind of URL is unknown, or a link leads out of
             the folder.
         RemoteError: the server cannot be reached.
@@ -546,7 +550,16 @@ def _at_commit(path: str, url: str) -> str:
 
 def _hub(name: str, split: str | None) -> Location:
     info, (repository, revision) = _hub_info(name), _hub_parts(name)
-    if _LEROBOT in {each.rfilename for each in info.siblings or ()}:
+    files = {each.rfilename for each in info.siblings or ()}
+    if files >= _OF_GEAR:
+        at, flag = ("", "") if revision is None else (f"@{quote(revision, safe='')}", f" --revision {revision}")
+        raise UnknownFormatError(
+            "is already a gear dataset",
+            file=name,
+            hint=f"open it by its URL, hf://datasets/{repository}{at}; or copy it: "
+            f"gear-data pull {repository} FOLDER{flag}",
+        )
+    if _LEROBOT in files:
         location = _remote(f"hf://datasets/{repository}@{info.sha}")
         return _choose_split(replace(location, name=name), split)
     with _typed_hub_errors(name):

@@ -57,7 +57,8 @@ class Client:
     """Runs commands of gear-data in processes of their own."""
 
     def __init__(self, hub: Hub, home: Path) -> None:
-        self._environment = {**os.environ, **hub.environment(), "HF_HOME": str(home)}
+        known = {"HF_HOME": str(home), "GEAR_DATA_CACHE": str(home / "cache")}
+        self._environment = {**os.environ, **hub.environment(), **known}
 
     def start(self, *arguments: Any, **environment: str) -> subprocess.Popen[str]:
         command = [python(), "-m", "gear_data.cli", *map(str, arguments), "--json"]
@@ -98,6 +99,16 @@ def test_a_dataset_comes_back_as_it_was(dataset: Path, hub: Hub, client: Client,
     assert pulled["commit"] == pushed["commit"]
     assert not list(tmp_path.glob(".*"))
     assert client.run("pull", NAME, tmp_path / "out", status=1)["error"] == "DestinationExistsError"
+
+
+def test_a_dataset_is_no_source(dataset: Path, client: Client) -> None:
+    """Its card shows `datasets` the shards alone: without episodes, final observations and facts."""
+    pushed = client.run("push", dataset, NAME)
+    for name, url in ((NAME, f"hf://datasets/{NAME}"), (f"{NAME}@main", f"hf://datasets/{NAME}@main")):
+        refused = client.run("inspect", name, status=1)
+        assert refused["error"] == "UnknownFormatError" and "is already a gear dataset" in refused["message"]
+        assert f"open it by its URL, {url}; or" in refused["message"]
+        assert client.run("inspect", url)["fingerprint"] == pushed["fingerprint"]
 
 
 def test_another_dataset_takes_the_place_of_the_first(dataset: Path, hub: Hub, client: Client, tmp_path: Path) -> None:

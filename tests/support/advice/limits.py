@@ -8,6 +8,7 @@ import tarfile
 import zlib
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -39,7 +40,7 @@ from tests.support.advice.libraries import STEPS
 from tests.support.advice.places import EPISODE, convert
 from tests.support.advice.robots import edit, edited, made
 from tests.support.advice.rows import END, WHOLE_HDF5, Advice, Make, Scene, again, hdf5, npz, parquet, steps
-from tests.support.advice.runs import at_a_url, patched
+from tests.support.advice.runs import at_a_url, convert_to_url, patched
 from tests.support.advice.stores import data, mapped, store
 from tests.support.advice.tables import IDS, VALUES, again_with, rows_of_episodes
 
@@ -210,6 +211,11 @@ def without_sizes(folder: Path) -> Any:
 
 def no_such_dataset(*_: Any) -> Any:
     raise FileNotFoundError("the hub has no dataset someone/steps")
+
+
+def pushed_dataset(*_: Any) -> Any:
+    files = ("manifest.json", "episodes.arrow", "shards/000000.arrow")
+    return SimpleNamespace(sha="f" * 40, siblings=[SimpleNamespace(rfilename=name) for name in files])
 
 
 def parts_of_actions(folder: Path) -> Path:
@@ -389,5 +395,13 @@ LIMITS: dict[str, Advice | Scene] = {
             location, "_dataset_info", no_such_dataset, lambda: convert(folder, source="someone/steps")
         ),
         SourceNotFoundError, "check the path", lambda folder: convert(folder, source=WHOLE(folder)),
+    ),
+    # tests/hub opens the URL of the hub, and pulls.
+    "a dataset of gear-data on the hub": Scene(
+        lambda folder: patched(
+            location, "_dataset_info", pushed_dataset, lambda: convert(folder, source="someone/steps")
+        ),
+        UnknownFormatError, "open it by its URL, hf://datasets/someone/steps; or copy it: gear-data pull someone/steps",
+        convert_to_url,
     ),
 }  # fmt: skip
