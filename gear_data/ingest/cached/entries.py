@@ -137,8 +137,13 @@ def remove_entry(folder: Path) -> bool:
 
 
 def clear_entry(folder: Path) -> None:
-    """Removes all files of an entry that this process has locked."""
+    """Removes all files of an entry that this process has locked.
+
+    What a killed process leaves has neither header nor manifest: nobody takes it for a conversion.
+    """
     with typed_write_errors(folder):
+        for path in (folder / HEADER, *folder.glob(f"*/{MANIFEST_NAME}")):
+            path.unlink(missing_ok=True)
         for path in folder.iterdir():
             if path.is_dir():
                 shutil.rmtree(path, ignore_errors=True)

@@ -19,6 +19,7 @@ from gear_data.common.paths import is_remote
 from gear_data.common.retry import is_unreachable
 from gear_data.errors import (
     CorruptShardError,
+    DestinationExistsError,
     GearError,
     RemoteError,
     ResumeError,
@@ -213,8 +214,8 @@ class _Entry:
         try:
             try:
                 return run_conversion(options.spec(self._source.source), str(self.dataset), run)
-            except (ResumeError, CorruptShardError):
-                # Left by another version, or damaged.
+            except (ResumeError, CorruptShardError, DestinationExistsError):
+                # Left by another version, damaged, or left by a removal that was killed.
                 clear_entry(self.folder)
                 return run_conversion(options.spec(self._source.source), str(self.dataset), run)
         except GearError as error:

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 import gear_data
-from gear_data.ingest.cached.entries import cache_size, find_entries, list_entries, prune, remove_entry
+from gear_data.ingest.cached import entries
+from gear_data.ingest.cached.entries import cache_size, find_entries, list_entries, prune, read_header, remove_entry
 from gear_data.storage.remote.range_reader import filesystem_of
 from gear_data.storage.writing.folder_lock import folder_lock
 from tests.support.rollouts import Rollout, write_d4rl
@@ -45,6 +49,26 @@ def test_an_entry_that_is_being_converted_is_kept(source: Path, cache: Path) -> 
         assert prune(cache, 0) == 0
     assert find_entries(cache, str(source))[0].key == folder.name
     assert prune(cache, 0) > 0
+
+
+def test_what_a_killed_removal_left_is_converted_again(
+    source: Path, rollouts: list[Rollout], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Path(gear_data.open(source).path)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(entries.shutil, "rmtree", killed)
+        with pytest.raises(KeyboardInterrupt):
+            prune(cache, 0)
+    assert list((folder / "shards").iterdir()) and not (folder / "manifest.json").exists()
+    assert read_header(folder.parent) is None
+    dataset = gear_data.open(source)
+    assert Path(dataset.path) == folder and dataset.num_episodes == len(rollouts)
+    assert gear_data.verify(folder).ok
+    assert len(list_entries(cache)) == 1
 
 
 def test_entries_are_found_by_paths_with_links(tmp_path: Path, rollouts: list[Rollout], cache: Path) -> None:
