@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import operator
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +38,10 @@ from gear_data.words import DepthUnit
 _OF_LEROBOT = ("download_videos", "force_cache_sync", "video_backend")
 _TASK, _SUBTASK = "task_index", "subtask_index"
 _END_FLAGS = ("terminated", "truncated")
+_INFO = "meta/info.json"
+#: What the hub's library notes about this file in a folder to which it downloads: the commit, the etag, the time.
+_NOTE = f".cache/huggingface/download/{_INFO}.metadata"
+_COMMIT = re.compile("[0-9a-f]{40}")
 
 
 class LeRobotDataset(torch.utils.data.Dataset[Item]):
@@ -47,7 +52,7 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
 
     LeRobot's files stay where they are. The first use converts rows and indexes videos, into the cache of
     `gear_data.open`. Rows that are not on this machine are downloaded by LeRobot. Videos that are not are read on the
-    hub, where they stay.
+    hub, where they stay, with the rows of the same commit: the commit of the folder's metadata.
 
     Args:
         repo_id: LeRobot's name of the dataset.
@@ -241,10 +246,15 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         absent = next((file for key in cameras for file in _absent_files(self.meta, key)), None)
         if absent is None:
             return open_dataset(str(self.root), convert=options)
+        # A tag may have moved since: rows, tasks and statistics must be of one commit.
+        commit = _commit(self.root)
+        revision = quote(str(commit or self.revision), safe="")
         try:
-            return open_dataset(f"hf://datasets/{self.repo_id}@{quote(str(self.revision), safe='')}", convert=options)
+            return open_dataset(f"hf://datasets/{self.repo_id}@{revision}", convert=options)
         except GearError as error:
             asked = f"the hub is asked because {absent} is not in {self.root}"
+            if commit is not None:
+                asked += f"; if it no longer has the commit of the folder's metadata, remove {self.root / 'meta'}"
             error.hint = "; ".join([asked, *filter(None, [error.hint])])
             raise
 
@@ -331,6 +341,22 @@ def _absent_files(meta: Any, camera: str | None = None) -> list[str]:
     places = sorted({*zip(listed[f"{kind}/chunk_index"][:], listed[f"{kind}/file_index"][:], strict=True)})
     names = [template.format(video_key=camera, chunk_index=chunk, file_index=file) for chunk, file in places]
     return [name for name in names if not Path(meta.root, name).exists()]
+
+
+def _commit(root: Path) -> str | None:
+    """Returns the commit of the hub of a folder's metadata; None: it was written or changed on this machine.
+
+    A folder in the cache of the hub's library has the commit as its name.
+    """
+    found = root.name
+    if root.parent.name != "snapshots":
+        try:
+            found, _, time = (root / _NOTE).read_text().split()
+            if (root / _INFO).stat().st_mtime - 1 > float(time):  # as the library compares them
+                return None
+        except (OSError, ValueError):
+            return None
+    return found if _COMMIT.fullmatch(found) else None
 
 
 def _values(column: pa.ChunkedArray) -> npt.NDArray[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import shutil
 import subprocess
@@ -9,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 from tests.integrations.lerobot.conftest import Recorded
@@ -70,6 +73,30 @@ def test_videos_stay_on_the_hub(hub: Hub, recorded: Recorded, tmp_path: Path) ->
     assert list(root.rglob("*.parquet")) and not list(root.rglob("*.mp4"))
     offline = run(hub, recorded.root, "me/robot", root, HF_HUB_OFFLINE="1")
     assert offline.startswith("equal") and "cannot reach the hub; using the conversion of" in offline, offline
+
+
+def test_rows_are_of_the_commit_of_the_metadata(hub: Hub, recorded: Recorded, tmp_path: Path) -> None:
+    """The tag moves to a commit in which the frames have other tasks."""
+    root = tmp_path / "robot"
+    assert run(hub, recorded.root, "me/robot", root).startswith("equal")
+    repository = hub.repositories["me/robot"]
+    files = repository.files("v3.0")
+    rows = {name: other_tasks(data) for name, data in files.items() if name.startswith("data/")}
+    repository.commits["f" * 40] = {**files, **rows}
+    for commits in repository.branches.values():
+        commits.append("f" * 40)
+    shutil.rmtree(tmp_path / "cache")
+    moved = run(hub, recorded.root, "me/robot", root)
+    assert moved.startswith("equal"), moved
+
+
+def other_tasks(data: bytes) -> bytes:
+    """Returns a Parquet file of frames with the other one of two tasks."""
+    table, file = pq.read_table(io.BytesIO(data)), io.BytesIO()
+    column = table.schema.get_field_index("task_index")
+    swapped = pc.subtract(1, table.column(column))
+    pq.write_table(table.set_column(column, table.schema.field(column), swapped), file)
+    return file.getvalue()
 
 
 def test_a_folder_with_a_part_of_the_files(hub: Hub, recorded: Recorded, tmp_path: Path) -> None:
