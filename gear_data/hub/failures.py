@@ -5,9 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from traceback import walk_tb
 
 from gear_data.common.retry import request_seconds
-from gear_data.errors import DatasetNotFoundError, GearError, InvalidArgumentError, RemoteError
+from gear_data.errors import (
+    DatasetNotFoundError,
+    GearError,
+    InvalidArgumentError,
+    RemoteError,
+    StorageFullError,
+    is_disk_full,
+)
 
 #: Packages of HTTP clients that versions of huggingface_hub use. Their errors have no common class.
 _CLIENTS = ("httpx", "requests", "urllib3")
@@ -39,6 +47,7 @@ def typed_hub_errors(name: str, again: str) -> Iterator[None]:
         InvalidArgumentError: the hub's library refuses the name.
         DatasetNotFoundError: the repository or the revision does not exist, or may not be read.
         RemoteError: the hub refused the request, or cannot be reached.
+        StorageFullError: the part of the library that moves files says that the disk is full.
     """
     from huggingface_hub import errors, utils
 
@@ -61,8 +70,11 @@ def typed_hub_errors(name: str, again: str) -> Iterator[None]:
         hint = f"check the name; if it is private, {_LOG_IN}"
         raise DatasetNotFoundError("does not exist, or is private", file=place, hint=hint) from error
     except Exception as error:
+        if (moves := _is_of_transfer(error)) and is_disk_full(OSError(str(error))):
+            hint = "free some space, or choose another disk"
+            raise StorageFullError(f"no space left on the device: {error}", file=place, hint=hint) from error
         status = _status(error)
-        if status is None and not _is_of_network(error):
+        if status is None and not moves and not _is_of_network(error):
             raise
         text = str(getattr(error, "server_message", None) or error).strip() or type(error).__name__
         refused = status in (401, 403)
@@ -89,7 +101,21 @@ def _is_of_network(error: BaseException) -> bool:
     modules = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
     if isinstance(error, ConnectionError | TimeoutError) or any(each.startswith(_CLIENTS) for each in modules):
         return True
-    return "huggingface_hub" in modules or (error.__cause__ is not None and _is_of_network(error.__cause__))
+    of_library = not modules.isdisjoint(("huggingface_hub", "hf_xet"))
+    return of_library or (error.__cause__ is not None and _is_of_network(error.__cause__))
+
+
+def _is_of_transfer(error: BaseException) -> bool:
+    """Returns whether the part of the library that moves files failed: hf_xet, or the library's check of what arrived.
+
+    They raise errors of Python itself: RuntimeErrors, and OSErrors without a number. hf_xet is compiled, so the
+    innermost frame is the library's. An error that has a cause is judged by its cause.
+    """
+    numbered = getattr(error, "errno", None) is not None
+    if type(error) not in (RuntimeError, OSError) or numbered or error.__cause__ is not None:
+        return False
+    modules = [frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__)]
+    return bool(modules) and modules[-1].startswith("huggingface_hub")
 
 
 @contextmanager
