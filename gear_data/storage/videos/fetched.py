@@ -8,16 +8,16 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from gear_data.common.cancellation import start_thread
-from gear_data.errors import GearError
 from gear_data.storage.manifest import FileEntry
 from gear_data.storage.remote.cache import ShardCache
 from gear_data.storage.remote.range_reader import RangeReader, filesystem_of
@@ -35,6 +35,7 @@ _AHEAD_BYTES = 32 << 20
 _FILES_KEPT = 1024
 
 _log = logging.getLogger(__name__)
+_Item = TypeVar("_Item")
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,10 +106,10 @@ class FetchedPackets:
         if limit is not None and wanted and 2 * int(self._ends(wanted)[-1]) > limit:
             return
         round_ = _Round()
-        own = [page for page in missing if self._claim(page, round_)]
-        others = {self._rounds.get(page) for page in missing} - {round_, None}
-        runs = list(self._runs(own))
         try:
+            own = [page for page in missing if self._claim(page, round_)]
+            others = {self._rounds.get(page) for page in missing} - {round_, None}
+            runs = list(self._runs(own))
             with ThreadPoolExecutor(max(1, min(_REQUESTS, len(runs))), "gear-video") as threads:
                 tasks = [threads.submit(self._keep, run) for run in runs]
                 if own or not self._skips:
@@ -118,15 +119,17 @@ class FetchedPackets:
             for task in tasks:
                 task.result()
         finally:
-            self._end(own, round_)
+            self._end(missing, round_)
         for other in others:
             if other is not None:
                 # A page that this round could not fetch is fetched by `read`.
                 other.ended.wait()
 
     def _end(self, pages: Iterable[tuple[int, int]], round_: _Round) -> None:
+        """Ends a round, whether or not its pages are in the cache: nobody waits for them any more."""
         for page in pages:
-            self._rounds.pop(page, None)
+            if self._rounds.get(page) is round_:
+                del self._rounds[page]
         round_.ended.set()
 
     def _fetch_ahead(self, ahead: Callable[[], Iterable[Sequence[ByteRange]]]) -> None:
@@ -148,25 +151,26 @@ class FetchedPackets:
         # Finding the pages takes time.
         self._skips = reads // 2
         todo: deque[tuple[list[tuple[int, int]], _Round]] = deque()
-        for run in self._runs(self._missing(sorted(coming))):
-            round_ = _Round()
-            if own := [page for page in run if self._claim(page, round_)]:
-                todo.append((own, round_))
-        # The next call may come before these threads have ended.
-        for _ in range(min(_REQUESTS // 2, len(todo))):
-            start_thread(self._keep_all, (todo,), "gear-video")
+        try:
+            for run in self._runs(self._missing(sorted(coming))):
+                round_ = _Round()
+                if own := [page for page in run if self._claim(page, round_)]:
+                    todo.append((own, round_))
+            # The next call may come before these threads have ended.
+            for _ in range(min(_REQUESTS // 2, len(todo))):
+                start_thread(self._keep_all, (todo,), "gear-video")
+        except BaseException:  # no further thread, or an interrupt
+            for own, round_ in _taken(todo):
+                self._end(own, round_)
+            raise
 
     def _keep_all(self, todo: deque[tuple[list[tuple[int, int]], _Round]]) -> None:
         """Fetches runs of pages into the cache until none is left."""
-        while todo:
-            try:
-                pages, round_ = todo.popleft()
-            except IndexError:
-                return  # another thread took the last run
+        for pages, round_ in _taken(todo):
             try:
                 for run in self._runs(pages):
                     self._keep(run)
-            except GearError as error:
+            except Exception as error:  # of libraries, too: this may be the only thread
                 # The read that needs the pages raises it again.
                 _log.debug("a page of a later read cannot be fetched: %s", error)
             finally:
@@ -268,3 +272,10 @@ class FetchedPackets:
         if len(numbers) == 1:
             return pages[file, numbers[0]][first - start : last - start]
         return memoryview(b"".join(pages[file, number] for number in numbers))[first - start : last - start]
+
+
+def _taken(items: deque[_Item]) -> Iterator[_Item]:
+    """Takes items, the first one first, until none is left. Other threads take from them, too."""
+    with suppress(IndexError):
+        while True:
+            yield items.popleft()

@@ -23,6 +23,7 @@ from gear_data.video.frame_groups import frame_groups
 from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.indexing.demux import index_file
 from tests.support.cameras.filmed import moving_bar, write_video
+from tests.support.hangs import no_hang
 
 FRAMES, GROUP = 40, 4
 
@@ -300,6 +301,49 @@ def test_errors_of_later_ranges_are_raised_when_they_are_read(
     for call in (lambda: packets.fetch([later], list), lambda: packets.read([later])):
         with pytest.raises(RemoteError, match="lost"):
             call()
+
+
+def test_pages_that_no_thread_fetches_are_not_waited_for(
+    index: VideoIndex, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages_module, "PAGE_BYTES", 1)
+    now, *later = (group_range(index.file(0), group) for group in (0, 3, 5, 7))
+    packets = packets_of(index, tmp_path)
+
+    def refused(*_: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fetched_module, "start_thread", refused)
+        with pytest.raises(RuntimeError, match="new thread"):
+            packets.fetch([now], lambda: [later])
+    with no_hang():
+        packets.fetch(later[:1], list)
+    assert len(server.requests) == 2
+
+
+def test_a_thread_goes_on_after_any_error(
+    index: VideoIndex, server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages_module, "PAGE_BYTES", 1)
+    monkeypatch.setattr(fetched_module, "_REQUESTS", 2)  # one thread for later reads
+    now, first, second = (group_range(index.file(0), group) for group in (0, 3, 5))
+    packets = packets_of(index, tmp_path)
+    request = packets._request
+
+    def broken(file: int, begin: int, end: int) -> memoryview:
+        if begin == first[1]:
+            raise ValueError("an error that no library should raise")
+        return request(file, begin, end)
+
+    monkeypatch.setattr(packets, "_request", broken)
+    packets.fetch([now], lambda: [[first, second]])
+    with no_hang():
+        wait_for_threads(packets)
+        packets.fetch([second], list)
+        with pytest.raises(ValueError, match="no library"):
+            packets.fetch([first], list)
+    assert len(server.requests) == 2
 
 
 @pytest.mark.processes
