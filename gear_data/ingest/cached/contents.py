@@ -56,7 +56,7 @@ def _add(digest: Any, value: Any, depth: int) -> None:
         _text(digest, f"bytes {len(value)}")
         digest.update(value)
     elif _is_array(value):
-        _add_array(digest, np.asarray(value), depth)
+        _add_array(digest, _as_array(value), depth)
     elif isinstance(value, list | tuple | deque):
         _text(digest, f"{kind.__name__} {getattr(value, '_fields', '')} {len(value)}")
         for item in value:
@@ -87,6 +87,15 @@ def _text(digest: Any, text: str) -> None:
 def _is_array(value: Any) -> bool:
     """Returns whether a value is an array, a number of NumPy, or a tensor. The conversion reads it as an array, too."""
     return hasattr(value, "__array__") and hasattr(value, "shape") and hasattr(value, "dtype")
+
+
+def _as_array(value: Any) -> Any:
+    try:
+        if not np.ma.is_masked(value):
+            return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError):  # tensors that NumPy cannot hold
+        pass
+    raise _UnknownContentsError  # the conversion says why it refuses them
 
 
 def _add_array(digest: Any, array: Any, depth: int) -> None:

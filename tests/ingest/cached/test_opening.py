@@ -16,11 +16,13 @@ import datasets
 import numpy as np
 import polars as pl
 import pytest
+import torch
 
 import gear_data
 from gear_data import ConvertOptions, EpisodeBoundaries, TableOptions, VideoStorage
 from gear_data.common import retry
 from gear_data.errors import (
+    BadEpisodeError,
     DatasetNotFoundError,
     GearError,
     InvalidArgumentError,
@@ -151,6 +153,20 @@ def test_objects_in_memory_are_known_by_their_contents(kind: str, rollouts: list
     changed = [rollout.with_columns(rewards=rollout.columns["rewards"] + 1) for rollout in rollouts]
     np.testing.assert_allclose(gear_data.open(OBJECTS[kind](changed))[5]["rewards"], changed[5].columns["rewards"])
     assert len(runs) == 2
+
+
+def test_arrays_that_the_conversion_refuses(rollouts: list[Rollout], cache: Path) -> None:
+    """With a mask, an array has the same bytes as without. NumPy cannot hold a tensor with a gradient."""
+    arrays = OBJECTS["arrays"](rollouts)
+    gear_data.open(arrays)
+    rewards = arrays["rewards"]
+    for refused, message in (
+        (np.ma.masked_array(rewards, np.arange(len(rewards)) == 3), "holds masked values"),
+        (torch.from_numpy(rewards).requires_grad_(), "cannot be converted to an array"),
+    ):
+        with pytest.raises(BadEpisodeError, match=message):
+            gear_data.open({**arrays, "rewards": refused})
+    assert len(list_entries(cache)) == 1
 
 
 def test_iterators_and_functions_are_converted_each_time(rollouts: list[Rollout], runs: list[str], cache: Path) -> None:
