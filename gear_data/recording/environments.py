@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import gymnasium
@@ -48,11 +49,14 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._facts: dict[str, Any] = {}
         #: The observation before the next step. None: there is no episode.
         self._observation: Any = None
-        self._steps = 0
+        #: Whether the Writer may have an open episode.
+        self._has_steps = False
+        #: How the open episode has ended: terminated, truncated. None: it has not.
+        self._flags: tuple[bool, bool] | None = None
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets the environment, and begins an episode."""
-        self._cut()
+        self._end()
         observation, info = self.env.reset(seed=seed, options=options)
         self._observation = copy(self._callbacks.reset(self.env, observation, info))
         self._facts = {} if seed is None else {"seed": seed}
@@ -60,6 +64,8 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Steps the environment, and records the step."""
+        if self._flags is not None:
+            self._end()
         taken = copy(action)
         frames: dict[str, Any] = {} if self._rendered is None else {self._rendered: self.env.render()}
         observation, reward, terminated, truncated, info = self.env.step(action)
@@ -73,37 +79,43 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             truncated=truncated,
         )
         steps = {"observations": self._observation, **columns, **frames}
+        self._has_steps = True
         if self._infos is None:
             self._writer.append(**steps)
         else:
             self._infos.append([0], [steps.pop("infos")], steps, self._append)
-        self._observation, self._steps = copy(after), self._steps + 1
+        self._observation = copy(after)
         if terminates or truncates:
-            self._end(terminated=terminates, truncated=truncates)
+            self._flags = terminates, truncates
+            self._end()
         return observation, reward, terminated, truncated, info
 
     def close(self) -> None:
         """Closes the environment, and makes the dataset of all episodes."""
-        self._cut()
+        self._end()
         self.env.close()  # type: ignore[no-untyped-call]
         self._writer.close()
 
     def _append(self, steps: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
         self._writer.append(**steps, **{name: values[0] for name, values in infos.items()})
 
-    def _cut(self) -> None:
-        if self._steps:
-            self._end(terminated=False, truncated=True)
+    def _end(self) -> None:
+        """Ends the open episode, if there is one.
 
-    def _end(self, *, terminated: bool, truncated: bool) -> None:
+        After an error or an interrupt, only the Writer knows. It may have ended the episode, or the next call ends it.
+        """
+        if not self._has_steps:
+            return
         if self._infos is not None:
             self._infos.decide([0])
             self._facts |= self._infos.facts(0)
-        # They stay if the episode cannot be written, for the next try.
-        self._facts |= self._callbacks.facts(self._writer.episodes, truncated)
-        final = self._observation if self._keeps_finals else None
-        self._writer.end_episode(terminated=terminated, truncated=truncated, final=final, **self._facts)
-        self._steps, self._facts = 0, {}
+        if 0 in self._writer.open_episodes():
+            terminated, truncated = self._flags or (False, True)
+            # They stay if the episode cannot be written, for the next try.
+            self._facts |= self._callbacks.facts(self._writer.episodes, truncated)
+            final = self._observation if self._keeps_finals else None
+            self._writer.end_episode(terminated=terminated, truncated=truncated, final=final, **self._facts)
+        self._has_steps, self._flags, self._facts = False, None, {}
 
 
 class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
@@ -129,6 +141,8 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
         self._observations: Any = None
         #: bool [n]: environments whose episode ended with the last step.
         self._ended = np.zeros(env.num_envs, np.bool_)
+        #: Environment -> how its episode ended, if the Writer may not know: arguments of `Writer.end_episode`.
+        self._ends: dict[int, dict[str, Any]] = {}
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets the environments that `options["reset_mask"]` names, or all."""
@@ -142,59 +156,58 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps the environments, and records their steps."""
         taken = copy(actions)
+        self._end()
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
-        ended = np.asarray(terminated, np.bool_) | np.asarray(truncated, np.bool_)
+        flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
+        ended = flags[0] | flags[1]
         stepped = np.flatnonzero(~self._ended)
+        final = after = copy(observations)
         if len(stepped):
-            final = _final_observations(observations, infos, ended) if self._mode == "SameStep" else observations
+            if self._mode == "SameStep":
+                final = _final_observations(observations, infos, ended)
             steps = {
                 "observations": rows(self._observations, stepped),
                 "actions": rows(taken, stepped),
                 "rewards": np.asarray(rewards, np.float64)[stepped],
             }
-            ends = {
-                "terminated": np.asarray(terminated, np.bool_)[stepped],
-                "truncated": np.asarray(truncated, np.bool_)[stepped],
-                "final": rows(final, stepped) if self._keeps_finals else None,
-            }
             if self._infos is None:
-                self._writer.append_batch(stepped.tolist(), **steps, **ends)
+                self._writer.append_batch(stepped.tolist(), **steps)
             else:
                 found = infos_of_environments(infos, ended & (self._mode == "SameStep"))
-                self._append_with_infos(self._infos, stepped.tolist(), steps, ends, [found[each] for each in stepped])
-        self._observations = copy(observations)
+                append = partial(self._append, stepped.tolist())
+                self._infos.append(stepped.tolist(), [found[each] for each in stepped], steps, append)
+        for number in stepped[ended[stepped]].tolist():
+            last = self._final(final, number)
+            terminates, truncates = (bool(each[number]) for each in flags)
+            self._ends[number] = {"terminated": terminates, "truncated": truncates, "final": last}
+        self._observations = after
         self._ended = ended & (self._mode != "SameStep")
+        self._end()
         return observations, rewards, terminated, truncated, infos
 
-    def _append_with_infos(
-        self,
-        infos: StepInfos,
-        environments: list[int],
-        steps: Mapping[str, Any],
-        ends: Mapping[str, Any],
-        found: Sequence[Mapping[str, Any]],
-    ) -> None:
-        """Appends a step of some environments, and ends episodes with facts.
+    def _append(self, environments: list[int], steps: Mapping[str, Any], infos: Mapping[str, Any]) -> None:
+        self._writer.append_batch(environments, **steps, **infos)
 
-        Args:
-            infos: the recorded infos.
-            environments: the environments.
-            steps, ends: arguments of `Writer.append_batch`.
-            found: the info of each environment.
+    def _final(self, observations: Any, environment: int) -> Any:
+        """Returns the final observation of an environment; None: episodes have none."""
+        return copy(row_of(observations, environment)) if self._keeps_finals else None
+
+    def _end(self) -> None:
+        """Ends the episodes whose environments have ended them.
+
+        After an error or an interrupt, the Writer may have some of them. The next call ends the others.
         """
-
-        def append(columns: Mapping[str, Any], more: Mapping[str, Any]) -> None:
-            self._writer.append_batch(environments, **columns, **more)
-
-        infos.append(environments, found, steps, append)
-        ended = np.flatnonzero(ends["terminated"] | ends["truncated"]).tolist()
-        if ended:
-            infos.decide([environments[row] for row in ended])
-        for row in ended:
-            last: dict[str, Any] = {
-                name: None if values is None else row_of(values, row) for name, values in ends.items()
-            }
-            self._writer.end_episode(environments[row], **last, **infos.facts(environments[row]))
+        if not self._ends:
+            return
+        if self._infos is not None:
+            self._infos.decide([*self._ends])
+        is_open = set(self._writer.open_episodes())
+        for environment, end in [*self._ends.items()]:
+            if self._infos is not None:
+                end |= self._infos.facts(environment)
+            if environment in is_open:
+                self._writer.end_episode(environment, **end)
+            del self._ends[environment]
 
     def close(self, **arguments: Any) -> None:
         """Closes the environments, and makes the dataset of all episodes."""
@@ -204,13 +217,14 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
 
     def _cut(self, mask: npt.NDArray[np.bool_]) -> None:
         """Ends the open episodes of some environments as truncated."""
+        self._end()
         if self._infos is not None:
             self._infos.decide([])
         for environment in self._writer.open_episodes():
             if mask[environment]:
-                final = row_of(rows(self._observations, np.array([environment])), 0) if self._keeps_finals else None
-                facts = {} if self._infos is None else self._infos.facts(environment)
-                self._writer.end_episode(environment, truncated=True, final=final, **facts)
+                last = self._final(self._observations, environment)
+                self._ends[environment] = {"terminated": False, "truncated": True, "final": last}
+        self._end()
 
 
 def _keeps_finals(writer: Writer) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,9 @@ import numpy.typing as npt
 import pytest
 
 import gear_data
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, StorageFullError
+from gear_data.recording.sinks.journal_sink import JournalSink
+from gear_data.storage.journal.record import RecordedEpisode
 
 ENVIRONMENTS, STEPS = 3, 60
 
@@ -220,3 +223,72 @@ def test_a_writer_in_place_of_a_path(tmp_path: Path) -> None:
     assert gear_data.open(tmp_path / "d").episodes["length"].to_list() == [3, 4]
     with pytest.raises(InvalidArgumentError, match="beside a Writer"):
         gear_data.record(Counter(0), writer, durability="flush")
+
+
+@pytest.mark.parametrize("has_episode", [False, True])
+def test_an_error_at_the_end_of_an_episode(has_episode: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`close` records the episode as it ended. If the journal has it, the episode is not recorded again."""
+    errors, real = [StorageFullError("no space left on the device")], JournalSink.append
+
+    def append(sink: JournalSink, episode: RecordedEpisode) -> None:
+        if has_episode or not errors:
+            real(sink, episode)
+        if errors:
+            raise errors.pop()
+
+    monkeypatch.setattr(JournalSink, "append", append)
+    env = gear_data.record(Counter(0), tmp_path / "recorded")
+    env.reset(seed=3)
+    with pytest.raises(StorageFullError):
+        for t in range(3):
+            env.step(actions(t)[0])
+    env.close()
+    ds = gear_data.open(tmp_path / "recorded")
+    assert ds.episodes.select("length", "terminated", "truncated", "seed").rows() == [(3, True, False, 3)]
+    assert ds.final(0)["observations.count"].tolist() == [3, 0]
+
+
+def test_a_discarded_episode_has_no_end(tmp_path: Path) -> None:
+    writer = gear_data.Writer(tmp_path / "recorded")
+    env = gear_data.record(Counter(0), writer)
+    for t in range(2):
+        env.reset(seed=t)
+        env.step(actions(t)[0])
+        if not t:
+            writer.discard()
+    env.close()
+    assert gear_data.open(tmp_path / "recorded").episodes["seed"].to_list() == [1]
+
+
+@pytest.mark.parametrize("mode", ["NextStep", "SameStep"])
+def test_errors_at_the_ends_of_episodes_change_none_of_them(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The program goes on after each error. Some journals have the episode, and some do not."""
+    real, calls = JournalSink.append, itertools.count()
+
+    def append(sink: JournalSink, episode: RecordedEpisode) -> None:
+        place = next(calls) % 10  # the next call of the three environments succeeds
+        if place != 0:
+            real(sink, episode)
+        if place in (0, 5):
+            raise StorageFullError("no space left on the device")
+
+    def record(name: str) -> int:
+        env, errors = gear_data.record(Vector(mode), tmp_path / name, durability="os"), 0
+        env.reset()
+        for t in range(STEPS):
+            try:
+                env.step(actions(t))
+            except StorageFullError:
+                errors += 1
+        monkeypatch.undo()
+        env.close()
+        return errors
+
+    assert record("whole") == 0
+    monkeypatch.setattr(JournalSink, "append", append)
+    assert record("failed") > 3
+    whole, failed = (gear_data.open(tmp_path / name) for name in ("whole", "failed"))
+    assert failed.fingerprint == whole.fingerprint
+    assert failed.episodes["terminated"].to_list() == whole.episodes["terminated"].to_list()
