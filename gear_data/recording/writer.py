@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from gear_data.common.keywords import check_range, refuse_keywords_of, refuse_misspelled, suggest_keywords
 from gear_data.common.paths import absolute_path, is_remote, plain_path
-from gear_data.errors import ForkedProcessError, InvalidArgumentError
+from gear_data.errors import EpisodeRefusedError, ForkedProcessError, InvalidArgumentError, NodeUnreachableError
 from gear_data.growing.publish import Publication
 from gear_data.growing.seal_options import OLDEST, SealOptions
 from gear_data.ingest.engine.spec import MIN_SHARD_BYTES, SHARD_BYTES
@@ -349,18 +349,32 @@ class Writer:
             As `seal`.
 
         Raises:
-            GearError: the generation cannot be written. The journals stay, for the next Writer.
+            GearError: the generation cannot be written. The journals stay, for the next Writer. Or an open episode
+                cannot end, or a server refused one: all other episodes are safe, and `close` can be called again.
             NodeUnreachableError: the server acknowledged nothing for a long time. `close` can be called again.
         """
         self._check_process()
         with self._mutex:
             if self._closed:
                 return None
-            for environment in self.open_episodes():
-                self._end(*self._opened_with_steps(environment), False, True, {}, {}, sync=False)
+            failed: Exception | None = None
+            if environments := self.open_episodes():
+                try:
+                    self._sink.before_close()  # what failed before is tried again: it says nothing about these episodes
+                except EpisodeRefusedError as error:
+                    failed = error
+            for environment in environments:
+                try:
+                    self._end(*self._opened_with_steps(environment), False, True, {}, {}, sync=False)
+                except NodeUnreachableError:
+                    raise
+                except Exception as error:  # the other episodes are not lost with this one
+                    failed = failed or error
             self._sink.before_close()
-            self._closed = True
+            if failed is not None:
+                raise failed
             self._cameras.close()
+            self._closed = True
         if self._limiter is not None:
             self._limiter.close()
         return self._sink.close()

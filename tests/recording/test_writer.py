@@ -15,6 +15,8 @@ import pytest
 
 import gear_data
 from gear_data.errors import DestinationExistsError, InvalidArgumentError, UnsupportedColumnError
+from gear_data.recording.sinks.journal_sink import JournalSink
+from gear_data.storage.journal.record import RecordedEpisode
 from tests.support.running.warm_python import INTERPRETER
 
 Episode = dict[str, Any]
@@ -439,6 +441,35 @@ def test_an_unexpected_error_of_a_publication_is_raised_once(tmp_path: Path, mon
             writer.end_episode(terminated=True, number=1)
         writer.end_episode(terminated=True, number=1)
     assert gear_data.open(tmp_path / "live").episodes["number"].to_list() == [0, 1]
+
+
+def test_close_is_not_about_an_earlier_error_of_a_publication(tmp_path: Path) -> None:
+    """It publishes, and records the episode that is open."""
+    with gear_data.Writer(tmp_path / "live") as writer:
+        writer.append(actions=0)
+        writer.end_episode(terminated=True)
+        writer.append(actions=1)
+        writer._sink._error = RuntimeError("a fault of a library")  # type: ignore[attr-defined]  # of the thread
+    assert gear_data.open(tmp_path / "live").episodes.select("length", "truncated").rows() == [(1, False), (1, True)]
+
+
+def test_close_ends_all_episodes_but_one_that_cannot_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = JournalSink.append
+
+    def append(sink: JournalSink, episode: RecordedEpisode) -> None:
+        if episode.columns["actions"][0] == 1:
+            raise InvalidArgumentError("cannot be recorded")
+        real(sink, episode)
+
+    writer = gear_data.Writer(tmp_path / "live")
+    writer.append_batch(actions=[0, 1, 2])
+    monkeypatch.setattr(JournalSink, "append", append)
+    with pytest.raises(InvalidArgumentError, match="cannot be recorded"):
+        writer.close()
+    assert writer.open_episodes() == [1] and writer.episodes == 2
+    writer.discard(1)
+    writer.close()
+    assert gear_data.open(tmp_path / "live").num_steps == 2
 
 
 PUBLISHES = """

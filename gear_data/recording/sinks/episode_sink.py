@@ -39,9 +39,12 @@ class EpisodeSink(EpisodeLog, Protocol):
         """
 
     def before_close(self) -> None:
-        """Waits for what `close` needs.
+        """Waits for what `close` needs, and tries again what failed before.
+
+        Called before the last episodes end, and after that.
 
         Raises:
+            EpisodeRefusedError: an earlier episode was refused, and all others are safe.
             GearError: `close` would fail. The sink can still be used, and `before_close` be called again.
         """
 

@@ -157,7 +157,8 @@ class JournalSink(EpisodeSink):
         return call_interruptibly(partial(self._publish, progress=None))
 
     def before_close(self) -> None:
-        """Does nothing: `close` publishes all episodes, also those that the disk may not have in a journal."""
+        """Forgets the error of a publication: `close` publishes all episodes, also those that the disk may lack."""
+        self._error = None
 
     def close(self) -> Publication | None:
         """Publishes what is left, also of writers that died, and releases the journals.

@@ -152,3 +152,26 @@ def test_a_refusal_is_raised_though_nobody_waited_for_it(call: str, server: Writ
         calls[call]()
     writer.close()
     assert numbers(log) == ([1] if call == "end_episode" else [])
+
+
+def test_close_sends_the_episodes_behind_refused_ones(server: WriteServer, log: MemoryLog) -> None:
+    """The end of a `with` block calls it only once."""
+    go_on, refuse = threading.Event(), refusing(log, 1, 3)
+
+    def fail(call: str) -> None:
+        if call == "begin":
+            assert go_on.wait(30)
+        refuse(call)
+
+    log.fail = fail
+    with (
+        pytest.raises(EpisodeRefusedError, match="refused episode 1 of this Writer"),
+        Writer(url(server), durability="flush") as writer,
+    ):
+        for number in range(5):
+            add(writer, number)
+        writer.append(actions=50)
+        go_on.set()
+    assert numbers(log) == [0, 2, 4, 5]
+    writer.close()
+    assert numbers(log) == [0, 2, 4, 5]
