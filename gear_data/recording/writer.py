@@ -301,6 +301,7 @@ class Writer:
         bucket.
 
         Raises:
+            InvalidArgumentError: the Writer is closed.
             StorageFullError, UnwritableError: the disk failed, now or at an earlier episode: its journal has it, and a
                 loss of power may damage it. Later calls raise this, too, until `seal` has published it.
             EpisodeRefusedError: the server refused an episode because of its facts or its final observation. `sequence`
@@ -308,6 +309,7 @@ class Writer:
             NodeUnreachableError: the server acknowledged nothing for a long time. The episodes are kept.
         """
         self._check_process()
+        self._check_open()
         self._sink.flush()  # first: what it brings elsewhere does not need this disk
         with self._mutex:
             self._sink.sync()

@@ -393,6 +393,20 @@ def test_a_closed_writer_and_one_that_could_not_be_made_do_not_warn(tmp_path: Pa
         gc.collect()
 
 
+def test_a_closed_writer_leaves_the_journals_of_the_next_one(tmp_path: Path) -> None:
+    """They have the same folder. A publication that an interrupted `seal` began may wait for `close`."""
+    with gear_data.Writer(tmp_path / "live") as closed:
+        pass
+    with pytest.raises(InvalidArgumentError, match="the Writer is closed"):
+        closed.flush()
+    with gear_data.Writer(tmp_path / "live") as writer:
+        for number in range(2):
+            writer.append(actions=number)
+            writer.end_episode(terminated=True, number=number)
+            assert closed._sink.seal() is None
+    assert gear_data.open(tmp_path / "live").episodes["number"].to_list() == [0, 1]
+
+
 PUBLISHES_LATE = """
 import concurrent.futures, sys, threading, gear_data
 from gear_data.recording import sealing

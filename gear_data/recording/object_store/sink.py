@@ -29,4 +29,5 @@ class BucketSink(JournalSink):
 
     def _upload(self) -> None:
         with self._publishing:
-            self._bucket.upload(self._rotated(), progress=None)
+            if not self._is_released:
+                self._bucket.upload(self._rotated(), progress=None)

@@ -48,6 +48,8 @@ class JournalSink(EpisodeSink):
         self._mutex = threading.Lock()
         #: Held while a generation is published.
         self._publishing = threading.Lock()
+        #: Whether the journals are released. Another Writer may use their folder then.
+        self._is_released = False
         self._ended = threading.Event()
         self._error: Exception | None = None
         #: Writers on other machines that send no episode any more. The dataset may still know them.
@@ -175,12 +177,16 @@ class JournalSink(EpisodeSink):
         try:
             publication = self._publish(progress=None)
         finally:
-            self._publisher.close()
+            with self._publishing:
+                self._is_released = True
+                self._publisher.close()
         self._publisher.publish_left_behind(progress=None)
         return publication
 
     def _publish(self, *, progress: bool | None) -> Publication | None:
         with self._publishing:
+            if self._is_released:  # a call that was interrupted, and waited for `close`
+                return None
             gone = frozenset(self._gone)  # first: all of their episodes are in the journals that end now
             publication = self._publisher.publish(self._rotated(), gone=gone, progress=progress)
             if publication is not None:

@@ -327,6 +327,18 @@ def test_journals_of_a_dead_writer_are_published(url: str, tmp_path: Path) -> No
     assert sorted(numbers_in(gear_data.open(url))) == [0, 1, 2]
 
 
+def test_a_closed_writer_uploads_no_open_journal_of_another_one(url: str) -> None:
+    with gear_data.Writer(url) as closed:
+        pass
+    with gear_data.Writer(url) as writer:
+        for number in range(2):
+            add_episodes(writer, [number])
+            with pytest.raises(InvalidArgumentError, match="the Writer is closed"):
+                closed.flush()
+            closed._sink.flush()
+    assert numbers_in(gear_data.open(url)) == [0, 1]
+
+
 def test_uploaded_episodes_count(url: str) -> None:
     """A Writer that died after an upload: the next one has its episodes."""
     writer = gear_data.Writer(url)
