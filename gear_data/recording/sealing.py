@@ -22,10 +22,11 @@ from gear_data.errors import (
     EmptySourceError,
     InvalidArgumentError,
     ResumeError,
+    StorageFullError,
     UnsupportedColumnError,
 )
 from gear_data.growing.added_journals import SealedJournal
-from gear_data.growing.folder.generations import FolderGenerations, newest_manifest
+from gear_data.growing.folder.generations import FolderGenerations, newest_manifest, remove_unread_files
 from gear_data.growing.next_generation import growth_of
 from gear_data.growing.publish import Publication, publish
 from gear_data.growing.seal_options import SealOptions
@@ -105,15 +106,12 @@ class FolderPublisher(JournalPublisher):
         self, journals: JournalFolder, files: Sequence[Path], progress: bool | None, gone: Collection[str] = ()
     ) -> Publication | None:
         newest = self.newest()
-        acceptance = self._of_dataset(newest)
-        segments: list[SealedJournal] = []
-        for file in files:
-            contents = read_journal(file)
-            if (folder := sealed(file, contents, progress, acceptance)) is not None:
-                series, sequences = contents.series or journals.name, last_sequences(contents.episodes, {})
-                comes_back = file not in journals.new
-                manifest = Manifest.load(folder)
-                segments.append(SealedJournal(series, int(file.stem), folder, manifest, comes_back, sequences))
+        try:
+            segments = self._sealed(journals, files, progress, newest)
+        except StorageFullError:
+            if not remove_unread_files(self._folder):
+                raise
+            segments = self._sealed(journals, files, progress, newest)
         journals.new.difference_update(files)
         publication = None
         if segments:
@@ -126,6 +124,20 @@ class FolderPublisher(JournalPublisher):
         for file in files:
             journals.remove(file)
         return publication
+
+    def _sealed(
+        self, journals: JournalFolder, files: Sequence[Path], progress: bool | None, newest: Manifest | None
+    ) -> list[SealedJournal]:
+        """Seals journals. Those without an episode to publish are left out."""
+        acceptance, segments = self._of_dataset(newest), list[SealedJournal]()
+        for file in files:
+            contents = read_journal(file)
+            if (folder := sealed(file, contents, progress, acceptance)) is not None:
+                series, sequences = contents.series or journals.name, last_sequences(contents.episodes, {})
+                comes_back = file not in journals.new
+                manifest = Manifest.load(folder)
+                segments.append(SealedJournal(series, int(file.stem), folder, manifest, comes_back, sequences))
+        return segments
 
     def publish_left_behind(self, *, progress: bool | None) -> None:
         """Publishes the journals of writers that died."""

@@ -14,7 +14,8 @@ import numpy.typing as npt
 import pytest
 
 import gear_data
-from gear_data.errors import DestinationExistsError, InvalidArgumentError, UnsupportedColumnError
+from gear_data.errors import DestinationExistsError, InvalidArgumentError, StorageFullError, UnsupportedColumnError
+from gear_data.recording import sealing
 from gear_data.recording.sinks.journal_sink import JournalSink
 from gear_data.storage.journal.record import RecordedEpisode
 from tests.support.running.warm_python import INTERPRETER
@@ -484,6 +485,33 @@ def test_close_ends_all_episodes_but_one_that_cannot_end(tmp_path: Path, monkeyp
     writer.discard(1)
     writer.close()
     assert gear_data.open(tmp_path / "live").num_steps == 2
+
+
+def test_a_full_disk_has_room_again_when_readers_have_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files that only they read leave, also if the disk has no room to seal a journal before."""
+    real = sealing.convert
+
+    def convert(*arguments: Any, **options: Any) -> Any:
+        if (tmp_path / "live/generations/000001.json").exists():
+            raise StorageFullError("no space left on the device")
+        return real(*arguments, **options)
+
+    def add(writer: gear_data.Writer) -> None:
+        writer.append(actions=0)
+        writer.end_episode(terminated=True)
+        writer.seal()
+
+    with gear_data.Writer(tmp_path / "live") as writer:
+        add(writer)
+        ds = gear_data.open(tmp_path / "live")
+        add(writer)
+        monkeypatch.setattr(sealing, "convert", convert)
+        with pytest.raises(StorageFullError):
+            add(writer)
+        del ds
+        gc.collect()
+        writer.seal()
+        assert gear_data.open(tmp_path / "live").num_steps == 3
 
 
 PUBLISHES = """

@@ -30,6 +30,24 @@ def newest_manifest(folder: Path) -> Manifest | None:
         return None
 
 
+def remove_unread_files(folder: Path) -> bool:
+    """Removes the files of earlier generations that no reader needs.
+
+    A publication does so, too. But its journals are sealed before, and a full disk may have no room for that.
+
+    Returns:
+        Whether there was an earlier generation.
+    """
+    if newest_manifest(folder) is None:
+        return False
+    with LocalFileStore(folder).locked(PROGRESS, wait=True):
+        newest = newest_manifest(folder)
+        if newest is None or not has_earlier(folder, newest):
+            return False
+        sweep(folder, newest)
+        return True
+
+
 class FolderGenerations(GenerationStore[SealedJournal]):
     """The generations of a dataset in a folder of this machine.
 
