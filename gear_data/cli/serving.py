@@ -19,7 +19,7 @@ from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials, read_token
 from gear_data.cluster.transport_names import AUTO, TRANSPORTS
 from gear_data.common.cancellation import take
-from gear_data.common.paths import absolute_path, plain_path
+from gear_data.common.paths import absolute_path, is_remote, plain_path
 from gear_data.errors import InvalidArgumentError
 from gear_data.recording.rate_limit.limit import RateLimit
 
@@ -225,6 +225,12 @@ def _serve_for_writing(options: argparse.Namespace) -> int:
         )
     if options.convert is not None:
         raise InvalidArgumentError("--convert is for a source, and --writable takes episodes", hint="leave it out")
+    if is_remote(location := plain_path(options.dataset)):
+        raise InvalidArgumentError(
+            "--writable makes a dataset in a folder of this machine, not at a URL",
+            file=location,
+            hint="name a folder; a Writer of an s3:// URL needs no server",
+        )
     if options.max_episode < 1 or options.max_writers < 1:
         raise InvalidArgumentError("--max-episode and --max-writers must be at least 1")
     if options.publish_every is not None and not options.publish_every > 0:
@@ -237,7 +243,7 @@ def _serve_for_writing(options: argparse.Namespace) -> int:
     signals: SimpleQueue[int] = SimpleQueue()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _: signals.put(received))
-    folder = Path(absolute_path(plain_path(options.dataset)))
+    folder = Path(absolute_path(location))
     with only_server(folder), ExitStack() as stack:
         seal_options = SealOptions(
             max_steps=options.max_steps, max_bytes=options.max_bytes, evict=options.evict or OLDEST

@@ -118,6 +118,16 @@ def test_options_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert not (tmp_path / "d").exists()
 
 
+def test_a_url_is_no_folder_of_the_server(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would be recorded in ./s3:/bucket/d."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["serve", "s3://bucket/d", "--writable", "--listen", "127.0.0.1:0", "--max-steps", "0"]) == 2
+    assert "not at a URL" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_messages_that_are_refused(
     server: WriteServer, log: MemoryLog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
