@@ -39,7 +39,7 @@ def record(
         env = gear_data.record(gymnasium.make("CartPole-v1"), "cartpole/")
 
     Every finished episode is on disk at once: see `Writer`. `env.close()` makes the dataset. After a crash, the same
-    call continues, or `gear-data convert cartpole.journal cartpole/` makes the dataset of the finished episodes.
+    call continues, or `gear_data.Writer("cartpole/").close()` publishes the finished episodes.
 
     Args:
         env: a `gymnasium.Env` or a `gymnasium.vector.VectorEnv`.

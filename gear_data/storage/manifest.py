@@ -530,11 +530,13 @@ def _names_paths(facts: Mapping[str, Any]) -> bool:
 def not_a_dataset(folder: str, *, exists: bool, unfinished: bool) -> DatasetNotFoundError:
     """Returns the error for a folder without a manifest."""
     if Path(f"{folder}.journal").is_dir():
+        # No conversion writes into a folder that has files of a first generation.
+        make = f"gear_data.Writer({folder!r}).close()" if exists else f"gear-data convert {folder}.journal {folder}"
         return DatasetNotFoundError(
             "a Writer records here and has not sealed the dataset, or its process died",
             file=folder,
             hint="wait for its first generation: gear_data.open(..., follow=True); or make the dataset of its finished "
-            f"episodes: gear-data convert {folder}.journal {folder}",
+            f"episodes: {make}",
         )
     if not exists:
         if "://" in folder:

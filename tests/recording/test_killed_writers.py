@@ -185,6 +185,22 @@ def test_killed_before_the_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert gear_data.open(tmp_path / "recorded").episodes["number"].to_list() == [0, 1, 2]
 
 
+def test_killed_before_the_first_manifest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The advice works, though no conversion can write into the folder."""
+
+    def record_and_die() -> None:
+        writer = Writer(tmp_path / "recorded")
+        add_episode(writer, 0)
+        monkeypatch.setattr(FolderGenerations, "replace", lambda *_: os._exit(9))
+        writer.seal()
+
+    in_a_child(record_and_die)
+    with pytest.raises(DatasetNotFoundError, match=r"gear_data\.Writer\('.*recorded'\)\.close\(\)"):
+        gear_data.open(tmp_path / "recorded")
+    Writer(tmp_path / "recorded").close()
+    assert gear_data.open(tmp_path / "recorded").episodes["number"].to_list() == [0]
+
+
 def test_killed_before_the_journal_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is recorded twice."""
 
