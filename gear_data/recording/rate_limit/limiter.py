@@ -8,8 +8,10 @@ from pathlib import Path
 from types import TracebackType
 
 from gear_data.errors import InvalidArgumentError, RateLimitError
+from gear_data.recording.journal_folder import journals_of
 from gear_data.recording.rate_limit.counters import SIDES, Counter, Side, read_counters, read_counts, remove_ended
 from gear_data.recording.rate_limit.limit import Counts, RateLimit
+from gear_data.storage.journal.writing import SUFFIX
 from gear_data.storage.manifest import MANIFEST_NAME
 
 #: Seconds of a wait before a log message says who waits for whom.
@@ -37,7 +39,9 @@ class RateLimiter:
         self._limit, self._side, self._name = limit, side, str(path)
         self._folder = path.with_name(f"{path.name}.rate")
         self._manifest = path / MANIFEST_NAME
-        if not self.has_dataset() and not path.with_name(f"{path.name}.journal").exists():
+        # The journals first: another process may put them into the dataset meanwhile. A server has their folder before
+        # its first episode, and a killed Writer leaves it.
+        if not any(journals_of(path).glob(f"*/*{SUFFIX}")) and not self.has_dataset():
             # Nothing is recorded: the counts are those of an earlier dataset with this path.
             remove_ended(self._folder)
         self._counter = Counter(self._folder, side, limit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import os
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import InvalidArgumentError, RateLimitError
+from gear_data.recording.earlier_episodes import only_server
 from gear_data.recording.rate_limit import limiter
 from gear_data.recording.rate_limit.counters import read_counts
 from gear_data.recording.rate_limit.limit import Counts
@@ -199,6 +201,21 @@ def test_a_new_dataset_forgets_the_counts_of_an_old_one(tmp_path: Path) -> None:
     with gear_data.Writer(tmp_path / "live", rate_limit=LIMIT) as writer:
         insert(writer, 1)
         assert read_counts(tmp_path / "live.rate") == Counts(STEPS, 0)
+
+
+def test_a_server_forgets_the_counts_of_an_old_dataset(tmp_path: Path) -> None:
+    """It has a folder of journals before its first episode. A killed Writer leaves such a folder, too."""
+    write(tmp_path / "live", 8)
+    shutil.rmtree(tmp_path / "live")
+    with only_server(tmp_path / "live"):
+        with limiter.RateLimiter(tmp_path / "live", LIMIT, "inserted") as counted:
+            assert read_counts(tmp_path / "live.rate") == Counts(0, 0)
+            counted.add(STEPS)
+        journal = tmp_path / "live.journal/000/000000.arrows"
+        journal.parent.mkdir()
+        journal.touch()
+        with limiter.RateLimiter(tmp_path / "live", LIMIT, "inserted"):
+            assert read_counts(tmp_path / "live.rate") == Counts(STEPS, 0)  # a Writer that died has episodes
 
 
 def test_running_processes_need_one_limit(tmp_path: Path) -> None:
