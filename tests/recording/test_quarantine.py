@@ -290,6 +290,28 @@ def test_a_converted_journal_is_not_published_again(goes_on: bool, tmp_path: Pat
     assert not folder.with_name("live.quarantine").exists()
 
 
+@pytest.mark.parametrize("how", ["converted at once", "merged", "merged and saved"])
+def test_a_journal_that_was_converted_beside_others_is_not_published_again(how: str, tmp_path: Path) -> None:
+    folder = tmp_path / "live"
+    left_behind(folder, 3)
+    left_behind(tmp_path / "other", 2)
+    journals = [tmp_path / "live.journal", tmp_path / "other.journal"]
+    if how == "converted at once":
+        gear_data.convert(journals, folder, progress=False)
+    else:
+        for journal, name in zip(journals, "ab", strict=True):
+            gear_data.convert(journal, tmp_path / name, progress=False)
+        merged = tmp_path / "ab" if how == "merged and saved" else folder
+        gear_data.merge([tmp_path / "a", tmp_path / "b"], merged, progress=False)
+        if merged != folder:
+            gear_data.open(merged)[:4].save(folder, progress=False)
+    expected = numbers(folder)
+    with gear_data.Writer(folder) as writer:
+        assert writer.episodes == 0
+    assert numbers(folder) == expected and not folder.with_name("live.journal").exists()
+    assert not folder.with_name("live.quarantine").exists()
+
+
 def test_facts_of_other_writers_are_known(tmp_path: Path) -> None:
     first, second = gear_data.Writer(tmp_path / "live"), gear_data.Writer(tmp_path / "live")
 

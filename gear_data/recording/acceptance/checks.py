@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,9 @@ from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.schema import ColumnSpec
 from gear_data.storage.journal.reading import Journal, read_journal, recorded_facts
 from gear_data.storage.manifest import Manifest
+
+#: Entries of a provenance that may name journals: of a source, of several sources, and of a merge or a saved view.
+_ORIGINS = ("metadata", "parts", "merged", "view", "dataset", "provenance")
 
 
 class Acceptance:
@@ -34,9 +37,9 @@ class Acceptance:
         if episodes is not None:
             self._facts.add_table(episodes)
         #: Id of a journal that was converted to this dataset -> number of its last record then.
-        self._converted: Mapping[str, int] = {}
-        if manifest is not None:
-            self._converted = (manifest.provenance.get("metadata") or {}).get("journals") or {}
+        self._converted: dict[str, int] = {}
+        for journal, number in _converted_journals(() if manifest is None else manifest.provenance):
+            self._converted[journal] = max(number, self._converted.get(journal, -1))
 
     def add_journals(self, journals: Iterable[Path]) -> None:
         """Adds the types of facts, and the columns, of journals that other writers may be writing."""
@@ -96,3 +99,14 @@ class Acceptance:
             else:
                 self._facts.add(episode.facts)
         return reasons
+
+
+def _converted_journals(origin: Any) -> Iterator[tuple[str, int]]:
+    """Yields the journals in a provenance, at any depth: the id, and the number of the last record."""
+    if isinstance(origin, Mapping):
+        if isinstance(journals := origin.get("journals"), Mapping):
+            yield from ((journal, number) for journal, number in journals.items() if isinstance(number, int))
+        origin = [origin.get(name) for name in _ORIGINS]
+    if isinstance(origin, list | tuple):
+        for each in origin:
+            yield from _converted_journals(each)
