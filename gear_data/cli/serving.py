@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
@@ -266,6 +267,8 @@ def _serve_for_writing(options: argparse.Namespace) -> int:
             _print_metrics(report)
         sys.stdout.flush()
         take(signals)
+        # After an error, the interpreter would shut the server down, and wait for calls of writers that hang.
+        atexit.register(_end_failed)
         intake.close()
         publication = sink.close()
     if options.json:
@@ -279,3 +282,10 @@ def _serve_for_writing(options: argparse.Namespace) -> int:
     stopping.start()
     stopping.join(_SHUTDOWN_SECONDS)
     os._exit(0)
+
+
+def _end_failed() -> None:
+    """Ends a process whose work failed."""
+    with suppress(OSError):
+        sys.stdout.flush()
+    os._exit(1)

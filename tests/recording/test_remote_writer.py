@@ -16,10 +16,13 @@ from pathlib import Path
 
 import gymnasium
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import flight
 
 import gear_data
 from gear_data.cli import main
+from gear_data.cluster.writing.messages import ACTION, writer_hello
 from gear_data.errors import (
     EpisodeRefusedError,
     ForkedProcessError,
@@ -28,6 +31,7 @@ from gear_data.errors import (
 )
 from gear_data.recording.writer import Writer
 from gear_data.storage.journal.reading import read_journal
+from gear_data.storage.journal.record import arrow_schema
 from tests.support.cluster.writers import WriteServerProcess, add_episode, order_of, recorded_here, steps_of
 
 pytestmark = pytest.mark.processes
@@ -339,3 +343,22 @@ def test_a_server_with_limits(tmp_path: Path) -> None:
     ds = gear_data.open(tmp_path / "d")
     assert ds.episodes["length"].sum() <= 300 < total
     assert order_of(ds) == [(0, number) for number in range(60 - len(ds), 60)]
+
+
+def test_a_server_that_cannot_publish_ends_beside_an_open_call(tmp_path: Path, server: WriteServerProcess) -> None:
+    with Writer(server.url) as writer:
+        add_episode(writer, 0)
+    columns = writer.columns or ()
+    (tmp_path / "sent").touch()  # in the way of the dataset
+    client = flight.connect(f"grpc://{server.address}")
+    hello = writer_hello("hangs", columns)
+    call, _ = client.do_put(flight.FlightDescriptor.for_command(hello), arrow_schema(columns))
+    list(client.do_action(flight.Action(ACTION, hello)))  # the server has the call, too
+    assert server.end()["error"] == "UnwritableError"
+    assert server._running.returncode == 1
+    with suppress(pa.ArrowException, OSError):
+        call.close()
+    client.close()
+    (tmp_path / "sent").unlink()
+    Writer(tmp_path / "sent").close()
+    assert order_of(gear_data.open(tmp_path / "sent")) == [(0, 0)]
