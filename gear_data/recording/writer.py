@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Never, get_args
@@ -123,6 +124,8 @@ class Writer:
         self._open: OpenEpisodes | None = None
         #: The slot of the episode that ends, and the number of finished episodes before its end.
         self._ending: tuple[int, int] | None = None
+        #: Sequence number -> error about an episode that a server refused, if no call has raised it. `close` does.
+        self._refused: dict[int, EpisodeRefusedError] = {}
         self._pid = os.getpid()
         self._mutex = threading.RLock()
         self._closed = True
@@ -352,7 +355,9 @@ class Writer:
 
         Raises:
             GearError: the generation cannot be written. The journals stay, for the next Writer. Or an open episode
-                cannot end, or a server refused one: all other episodes are safe, and `close` can be called again.
+                cannot end: all other episodes are safe, and `close` can be called again.
+            EpisodeRefusedError: the server refused an episode: see `flush`. The notes of the error name further ones.
+                All others are safe, and the Writer is closed.
             NodeUnreachableError: the server acknowledged nothing for a long time. `close` can be called again.
         """
         self._check_process()
@@ -361,25 +366,30 @@ class Writer:
                 return None
             failed: Exception | None = None
             if environments := self.open_episodes():
-                try:
-                    self._sink.before_close()  # what failed before is tried again: it says nothing about these episodes
-                except EpisodeRefusedError as error:
-                    failed = error
+                # What failed before is tried again: it says nothing about these episodes.
+                self._past_refusals(self._sink.before_close)
             for environment in environments:
+                opened, slot = self._opened_with_steps(environment)
                 try:
-                    self._end(*self._opened_with_steps(environment), False, True, {}, {}, sync=False)
+                    self._past_refusals(partial(self._end, opened, slot, False, True, {}, {}, sync=False))
                 except NodeUnreachableError:
                     raise
                 except Exception as error:  # the other episodes are not lost with this one
                     failed = failed or error
-            self._sink.before_close()
+            self._past_refusals(self._sink.before_close)
             if failed is not None:
                 raise failed
             self._cameras.close()
             self._closed = True
         if self._limiter is not None:
             self._limiter.close()
-        return self._sink.close()
+        publication = self._sink.close()
+        if self._refused:
+            first, *others = self._refused.values()
+            for error in others:
+                first.add_note(str(error))
+            raise first
+        return publication
 
     def __enter__(self) -> Writer:
         return self
@@ -473,6 +483,16 @@ class Writer:
             self._forget_ended()
         if sync:
             self._sink.sync()
+
+    def _past_refusals(self, call: Callable[[], None]) -> None:
+        """Calls a function again after each error about an earlier episode, which a server refused."""
+        while True:
+            try:
+                return call()
+            except EpisodeRefusedError as error:
+                if error.sequence is None or error.sequence in self._refused:
+                    raise
+                self._refused[error.sequence] = error
 
     def _forget_ended(self) -> None:
         """Forgets the steps of the last episode that ended, if the sink has it.

@@ -44,7 +44,7 @@ class EpisodeSink(EpisodeLog, Protocol):
         Called before the last episodes end, and after that.
 
         Raises:
-            EpisodeRefusedError: an earlier episode was refused, and all others are safe.
+            EpisodeRefusedError: an earlier episode was refused, and is dropped. Call it again, for those behind it.
             GearError: `close` would fail. The sink can still be used, and `before_close` be called again.
         """
 

@@ -18,7 +18,7 @@ from gear_data.cluster.writing.messages import ServerHello, hello_columns
 from gear_data.cluster.writing.sender import LAST_DELAY, WRITE_BUFFER_VARIABLE, WRITE_TIMEOUT_VARIABLE, EpisodeSender
 from gear_data.common.environment import env_int, env_seconds
 from gear_data.common.private_folder import OwnedFolder
-from gear_data.errors import EpisodeRefusedError, GearError, InvalidArgumentError, NodeUnreachableError
+from gear_data.errors import GearError, InvalidArgumentError, NodeUnreachableError
 from gear_data.recording.acceptance.facts import FactTypes
 from gear_data.recording.sinks.episode_sink import EpisodeSink
 from gear_data.schema import ColumnSpec, split_cameras
@@ -141,23 +141,8 @@ class RemoteSink(EpisodeSink):
         )
 
     def before_close(self) -> None:
-        """Waits until the server's disk has all episodes, also those behind a refused one.
-
-        Raises:
-            EpisodeRefusedError: the server refused an episode, which is dropped.
-            GearError: see `sync`.
-        """
-        refused: dict[int | None, EpisodeRefusedError] = {}
-        while True:
-            try:
-                self.sync()
-                break
-            except EpisodeRefusedError as error:
-                if error.sequence is None or error.sequence in refused:
-                    raise
-                refused[error.sequence] = error
-        if refused:
-            raise next(iter(refused.values()))
+        """Waits until the server's disk has all episodes. See `sync`."""
+        self.sync()
 
     def close(self) -> None:
         """Waits until the server's disk has all episodes, and closes the connection.

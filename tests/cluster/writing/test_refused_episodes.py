@@ -13,7 +13,7 @@ import pytest
 import gear_data
 from gear_data.cluster.writing.intake import EpisodeIntake
 from gear_data.cluster.writing.server import WriteServer
-from gear_data.errors import EpisodeRefusedError, InvalidArgumentError
+from gear_data.errors import EpisodeRefusedError, InvalidArgumentError, NodeUnreachableError
 from gear_data.growing.seal_options import SealOptions
 from gear_data.recording.sealing import FolderPublisher
 from gear_data.recording.sinks.journal_sink import JournalSink
@@ -175,3 +175,25 @@ def test_close_sends_the_episodes_behind_refused_ones(server: WriteServer, log: 
     assert numbers(log) == [0, 2, 4, 5]
     writer.close()
     assert numbers(log) == [0, 2, 4, 5]
+
+
+def test_close_names_all_refused_episodes(server: WriteServer, log: MemoryLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if they were open, and if the server cannot be reached meanwhile."""
+    log.fail = refusing(log, 0, 2)
+    writer = Writer(url(server), durability="flush")
+    writer.append_batch(actions=[0, 10, 20, 30])
+    wait, errors = writer._sink.before_close, [NodeUnreachableError("did not acknowledge")]
+
+    def before_close() -> None:
+        wait()
+        if errors and not writer.open_episodes():
+            raise errors.pop()
+
+    monkeypatch.setattr(writer._sink, "before_close", before_close)
+    with pytest.raises(NodeUnreachableError):
+        writer.close()
+    with pytest.raises(EpisodeRefusedError, match="refused episode 0 of this Writer") as error:
+        writer.close()
+    (note,) = error.value.__notes__
+    assert "refused episode 2 of this Writer" in note
+    assert numbers(log) == [1, 3] and writer.close() is None
