@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from gear_data.errors import NodeUnreachableError, RateLimitError
 from gear_data.recording.callbacks import EnvCallbacks
 from gear_data.recording.nested_values import copy, row_of, rows, set_row
 from gear_data.recording.step_infos import StepInfos, infos_of_environments
@@ -92,7 +93,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def close(self) -> None:
         """Closes the environment, and makes the dataset of all episodes."""
-        self._end()
+        _end_all(self._writer, self._end)
         self.env.close()  # type: ignore[no-untyped-call]
         self._writer.close()
 
@@ -211,7 +212,7 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
 
     def close(self, **arguments: Any) -> None:
         """Closes the environments, and makes the dataset of all episodes."""
-        self._cut(np.ones(self.num_envs, np.bool_))
+        _end_all(self._writer, partial(self._cut, np.ones(self.num_envs, np.bool_)))
         super().close(**arguments)
         self._writer.close()
 
@@ -225,6 +226,24 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
                 last = self._final(self._observations, environment)
                 self._ends[environment] = {"terminated": False, "truncated": True, "final": last}
         self._end()
+
+
+def _end_all(writer: Writer, end: Callable[[], None]) -> None:
+    """Ends the open episodes before the Writer closes.
+
+    An error may be about an earlier episode or publication, or about a disk that has the episode. So `end` is called
+    again, as long as that ends episodes. `close` of the Writer raises errors about refused episodes.
+    """
+    left: list[int] | None = None
+    while True:
+        try:
+            return writer._past_refusals(end)
+        except (NodeUnreachableError, RateLimitError):  # it has waited long
+            raise
+        except Exception:
+            if (still := writer.open_episodes()) == left:
+                raise
+            left = still
 
 
 def _keeps_finals(writer: Writer) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,7 @@ import numpy.typing as npt
 import pytest
 
 import gear_data
-from gear_data.errors import InvalidArgumentError, StorageFullError
+from gear_data.errors import EpisodeRefusedError, InvalidArgumentError, StorageFullError, UnwritableError
 from gear_data.recording.sinks.journal_sink import JournalSink
 from gear_data.storage.journal.record import RecordedEpisode
 
@@ -246,6 +247,34 @@ def test_an_error_at_the_end_of_an_episode(has_episode: bool, tmp_path: Path, mo
     ds = gear_data.open(tmp_path / "recorded")
     assert ds.episodes.select("length", "terminated", "truncated", "seed").rows() == [(3, True, False, 3)]
     assert ds.final(0)["observations.count"].tolist() == [3, 0]
+
+
+@pytest.mark.parametrize("vector", [False, True])
+@pytest.mark.parametrize("error", ["publication", "disk", "refused"])
+def test_errors_about_other_episodes_do_not_end_close(
+    error: str, vector: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writer = gear_data.Writer(tmp_path / "recorded")
+    env: Any = gear_data.record(Vector("NextStep") if vector else Counter(1), writer)
+    env.reset()
+    for t in range(2):
+        env.step(actions(t) if vector else actions(t)[0])
+    refused = EpisodeRefusedError("refused episode 7 of this Writer")
+    refused.sequence = 7
+    if error == "disk":
+        monkeypatch.setattr(JournalSink, "sync", lambda _: fail(StorageFullError("no space left on the device")))
+    else:
+        writer._sink._error = refused if error == "refused" else UnwritableError("a generation")  # type: ignore[attr-defined]
+    with pytest.raises(EpisodeRefusedError) if error == "refused" else nullcontext():
+        env.close()
+    ds = gear_data.open(tmp_path / "recorded")
+    assert ds.episodes["length"].to_list() == [2] * (ENVIRONMENTS if vector else 1)
+    assert all(ds.final(number) is not None for number in range(len(ds)))
+    assert not (tmp_path / "recorded.journal").exists()
+
+
+def fail(error: Exception) -> None:
+    raise error
 
 
 def test_a_discarded_episode_has_no_end(tmp_path: Path) -> None:
