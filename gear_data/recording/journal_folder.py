@@ -56,6 +56,8 @@ class JournalFolder:
         self._stack = ExitStack()
         self.name, self.path = self._locked(folder, first)
         self.new: set[Path] = set()
+        #: Journals that the dataset has, and that could not be removed.
+        self._published: set[Path] = set()
         # Also at the interpreter's exit, before modules are gone that the lock needs.
         weakref.finalize(self, self._stack.close)
         self._journal: JournalWriter | None = None
@@ -117,7 +119,7 @@ class JournalFolder:
         self._columns, self._cameras = tuple(columns), tuple(cameras)
         self._bytes, self._most_steps = most_bytes, most_steps
         self.begin_series(after)
-        self._next = max([self._next, *(int(file.stem) + 1 for file in self.ended())])
+        self._next = max([self._next, *(int(file.stem) + 1 for file in self._all_ended())])
 
     def begin_series(self, after: str) -> None:
         """Begins a series with the next journal.
@@ -190,6 +192,11 @@ class JournalFolder:
 
     def ended(self) -> list[Path]:
         """Returns the journals that wait for the next generation, in order."""
+        for journal in [*self._published]:
+            self.remove(journal)
+        return [journal for journal in self._all_ended() if journal not in self._published]
+
+    def _all_ended(self) -> list[Path]:
         files = sorted(self.path.glob(f"*{SUFFIX}"))
         return files if self._journal is None else files[:-1]
 
@@ -212,12 +219,17 @@ class JournalFolder:
     def remove(self, journal: Path) -> None:
         """Removes a journal, after its episodes are in the dataset.
 
-        What cannot be removed now is removed by a later call. The journal is last, so that there is a later call.
+        What cannot be removed now is removed by a later call. The journal is last, so that there is a later call. Until
+        then it does not wait: the dataset knows the last journal of a series, and later ones may be removed earlier.
         """
         shutil.rmtree(segment_of(journal), ignore_errors=True)
         if not segment_of(journal).exists():
             with suppress(GearError, OSError):
                 remove_journal(journal)
+        if journal.exists():
+            self._published.add(journal)
+        else:
+            self._published.discard(journal)
         self._failures.pop(journal, None)
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ import shutil
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -298,8 +299,29 @@ def test_what_a_disk_does_not_remove_is_no_obstacle(tmp_path: Path, monkeypatch:
     with monkeypatch.context() as patch:
         patch.setattr(shutil, "rmtree", all_but_the_card)
         writer.seal()
+    kill(writer)
     assert [file.name for file in journals_of(folder).rglob("*.part/*")] == ["README.md"]
-    record(writer, 1)
-    writer.close()
+    publish(folder, 1)
     assert numbers_in(folder) == [0, 1]
+    assert not journals_of(folder).exists()
+
+
+def test_a_journal_that_is_removed_after_later_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It does not come back: its Writer knows that the dataset has it."""
+    folder, rmtree = tmp_path / "d", shutil.rmtree
+
+    def all_but_the_first(path: Path | str, *arguments: Any, **options: Any) -> None:
+        if Path(path).name != "000000.part":
+            rmtree(path, *arguments, **options)
+
+    writer = gear_data.Writer(folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", all_but_the_first)
+        for number in range(3):
+            record(writer, number)
+            writer.seal()
+    assert [file.name for file in journals_of(folder).rglob("*.arrows")] == ["000000.arrows"]
+    record(writer, 3)
+    writer.close()
+    assert (numbers_in(folder), entries(folder)) == ([0, 1, 2, 3], [])
     assert not journals_of(folder).exists()
