@@ -203,6 +203,7 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
         if self._infos is not None:
             self._infos.decide([*self._ends])
         is_open = set(self._writer.open_episodes())
+        self._writer._begin_ends([environment for environment in self._ends if environment in is_open])
         for environment, end in [*self._ends.items()]:
             if self._infos is not None:
                 end |= self._infos.facts(environment)

@@ -484,6 +484,12 @@ class Writer:
         if sync:
             self._sink.sync()
 
+    def _begin_ends(self, environments: Sequence[int]) -> None:
+        """Begins to complete the videos of open episodes that end next. `end_episode` then waits less."""
+        with self._mutex:
+            if self._open is not None and self._cameras.columns:
+                self._cameras.begin_finish([self._open.slot(each) for each in environments], sync=self._syncs)
+
     def _past_refusals(self, call: Callable[[], None]) -> None:
         """Calls a function again after each error about an earlier episode, which a server refused."""
         while True:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import gear_data
 from gear_data.errors import InvalidArgumentError, UnknownNameError, UnsupportedColumnError
 from gear_data.recording.cameras import encoding_threads
 from gear_data.recording.cameras.encoding_threads import EncodingThreads
+from gear_data.recording.cameras.recorder import CameraRecorder
 from gear_data.video.encoding.encoder import open_encoder
 from tests.support.cameras.filmed import decoded, moving_bar
 
@@ -283,3 +285,23 @@ def test_environments_with_images(tmp_path: Path, vector: bool) -> None:
         np.testing.assert_array_equal(episode["observations.image"][:], expected)
         assert episode["observations.t"].tolist() == list(range(7))
     assert ds.final(0) == {"observations.t": 7}
+
+
+def test_videos_of_environments_that_end_together_are_completed_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, real = list[list[int]](), CameraRecorder.begin_finish
+
+    def begin_finish(recorder: CameraRecorder, slots: Sequence[int], *, sync: bool) -> None:
+        begun.append([*slots])
+        real(recorder, slots, sync=sync)
+
+    monkeypatch.setattr(CameraRecorder, "begin_finish", begin_finish)
+    plain_env = gymnasium.vector.SyncVectorEnv([Film, Film])
+    env = gear_data.record(plain_env, tmp_path / "recorded", cameras={"observations.image": gear_data.Camera(fps=10)})
+    env.reset()
+    for _ in range(7):
+        env.step(np.zeros(2, np.int64))
+    assert begun[0] == [0, 1]
+    env.close()
+    assert len(gear_data.open(tmp_path / "recorded")) == 2
