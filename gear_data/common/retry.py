@@ -8,14 +8,16 @@ The limit is ours, because the libraries have none for some requests. Why: docs/
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import errno
 import logging
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import suppress
 from email.utils import parsedate_to_datetime
 from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import TypeVar
 
 from gear_data.common.cancellation import start_thread
@@ -174,6 +176,7 @@ def answer_of(call: Callable[[], _Result], requests: int = 1) -> _Result:
     """
     seconds = requests * request_seconds()
     answers: SimpleQueue[tuple[list[_Result], BaseException | None]] = SimpleQueue()
+    pools = frozenset(_pool_threads())
 
     def run() -> None:
         try:
@@ -185,10 +188,20 @@ def answer_of(call: Callable[[], _Result], requests: int = 1) -> _Result:
     try:
         results, error = answers.get(timeout=seconds)
     except Empty:
+        # A library's pool inherits that its thread may be left, but the interpreter would wait for it at exit.
+        for thread in frozenset(_pool_threads()) - pools:
+            if thread.daemon:
+                _pool_threads().pop(thread, None)
         raise TimeoutError(f"no answer within {seconds:g} s; ${_VARIABLE} sets the limit") from None
     if error is not None:
         raise error
     return results[0]
+
+
+def _pool_threads() -> MutableMapping[Thread, object]:
+    """Returns the threads of pools that the interpreter waits for at exit."""
+    found: MutableMapping[Thread, object] = getattr(concurrent.futures.thread, "_threads_queues", {})
+    return found
 
 
 def is_transient(error: BaseException) -> bool:

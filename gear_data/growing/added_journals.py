@@ -12,6 +12,7 @@ from gear_data.growing.part_statistics import write_statistics
 from gear_data.ingest.several.united import united_columns
 from gear_data.ingest.videos.draft import linked_videos
 from gear_data.schema import Schema
+from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.generations.growth import Part
 from gear_data.storage.manifest import FileEntry, Manifest
 from gear_data.storage.writing.file_store import LocalFileStore
@@ -69,7 +70,9 @@ def placed(store: LocalFileStore, folder: Path, manifest: Manifest, name: str) -
         CorruptShardError: a file has another checksum.
         StorageFullError, UnwritableError: the folder cannot be written to.
     """
-    (store.folder / "shards").mkdir(parents=True, exist_ok=True)
+    shards = store.folder / "shards"
+    with typed_write_errors(shards):
+        shards.mkdir(parents=True, exist_ok=True)
     files = []
     for number, shard in enumerate(manifest.shards):
         file = f"shards/{name}-{number:04d}.arrow"

@@ -251,7 +251,8 @@ def _first_unfit(journal: Path, contents: Journal) -> int:
     """Returns the first episode with which the episodes before it cannot be converted."""
 
     def is_unfit(count: int) -> bool:
-        with TemporaryDirectory(prefix=".gear-data-", dir=journal.parent) as scratch:
+        prefix, parent = ".gear-data-", journal.parent
+        with typed_write_errors(parent), TemporaryDirectory(prefix=prefix, dir=parent) as scratch:
             part = Path(scratch, journal.name)
             with suppress(OSError):  # there are no videos
                 os.symlink(journal.parent / JOURNAL_VIDEOS, Path(scratch, JOURNAL_VIDEOS))

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import errno
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from email.utils import formatdate
 from typing import Any
@@ -119,3 +122,27 @@ def test_a_server_says_how_long_to_wait(asked: str, monkeypatch: pytest.MonkeyPa
         retry.with_retries(_raise(limited), "be read", "s3://b/x")
     assert "log in" in str(raised.value.hint)
     assert len(waits) == 2
+
+
+_LEFT = """
+import time
+from concurrent.futures import ThreadPoolExecutor
+from gear_data.common.retry import answer_of
+
+def silent():
+    with ThreadPoolExecutor() as pool:  # as the hub's library does
+        pool.submit(time.sleep, 600).result()
+
+try:
+    answer_of(silent)
+except TimeoutError as error:
+    print(error)
+"""
+
+
+@pytest.mark.processes
+def test_a_pool_of_a_call_without_an_answer_does_not_keep_the_process() -> None:
+    environment = {**os.environ, "GEAR_DATA_REQUEST_SECONDS": "0.5"}
+    command = [sys.executable, "-c", _LEFT]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=300)
+    assert "no answer within 0.5 s" in ended.stdout

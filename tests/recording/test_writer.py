@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import subprocess
 import sys
 import threading
@@ -512,6 +514,24 @@ def test_a_full_disk_has_room_again_when_readers_have_gone(tmp_path: Path, monke
         gc.collect()
         writer.seal()
         assert gear_data.open(tmp_path / "live").num_steps == 3
+
+
+def test_a_full_disk_has_no_room_for_the_first_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shards, real = tmp_path / "live/shards", os.mkdir
+
+    def mkdir(path: Any, *arguments: Any, **options: Any) -> None:
+        if Path(path) == shards:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, *arguments, **options)
+
+    with gear_data.Writer(tmp_path / "live") as writer:
+        writer.append(actions=0)
+        writer.end_episode(terminated=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "mkdir", mkdir)
+            with pytest.raises(StorageFullError, match="live/shards"):
+                writer.seal()
+    assert gear_data.open(tmp_path / "live").num_steps == 1
 
 
 PUBLISHES = """
