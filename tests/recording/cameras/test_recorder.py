@@ -293,7 +293,7 @@ def test_videos_of_environments_that_end_together_are_completed_together(
     begun, real = list[list[int]](), CameraRecorder.begin_finish
 
     def begin_finish(recorder: CameraRecorder, slots: Sequence[int], *, sync: bool) -> None:
-        begun.append([*slots])
+        begun.extend([[*slots]] if slots else [])
         real(recorder, slots, sync=sync)
 
     monkeypatch.setattr(CameraRecorder, "begin_finish", begin_finish)
