@@ -70,9 +70,9 @@ def placed(store: LocalFileStore, folder: Path, manifest: Manifest, name: str) -
         CorruptShardError: a file has another checksum.
         StorageFullError, UnwritableError: the folder cannot be written to.
     """
-    shards = store.folder / "shards"
-    with typed_write_errors(shards):
-        shards.mkdir(parents=True, exist_ok=True)
+    destination = store.folder / "shards"
+    with typed_write_errors(destination):
+        destination.mkdir(parents=True, exist_ok=True)
     files = []
     for number, shard in enumerate(manifest.shards):
         file = f"shards/{name}-{number:04d}.arrow"

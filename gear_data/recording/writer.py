@@ -386,8 +386,8 @@ class Writer:
         publication = self._sink.close()
         if self._refused:
             first, *others = self._refused.values()
-            for error in others:
-                first.add_note(str(error))
+            for other in others:
+                first.add_note(str(other))
             raise first
         return publication
 
