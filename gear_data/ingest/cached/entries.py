@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -99,7 +99,7 @@ def list_entries(cache: Path) -> list[CacheEntry]:
 
 def _entry(folder: Path) -> CacheEntry:
     header = read_header(folder)
-    statuses = [status for path in [folder, *folder.rglob("*")] if (status := _status(path)) is not None]
+    statuses = [status for path in _paths(folder) if (status := _status(path)) is not None]
     used = _status(folder / HEADER)
     return CacheEntry(
         key=folder.name,
@@ -109,6 +109,16 @@ def _entry(folder: Path) -> CacheEntry:
         bytes=sum(status.st_blocks * 512 for status in statuses),
         folder=folder,
     )
+
+
+def _paths(folder: Path) -> Iterator[Path]:
+    """Yields a folder and what is in it.
+
+    A conversion may remove folders meanwhile. Then `rglob` of Python 3.11 fails.
+    """
+    yield folder
+    for place, folders, names in os.walk(folder):
+        yield from (Path(place, name) for name in (*folders, *names))
 
 
 def _status(path: Path) -> os.stat_result | None:

@@ -71,6 +71,24 @@ def test_what_a_killed_removal_left_is_converted_again(
     assert len(list_entries(cache)) == 1
 
 
+def test_a_folder_that_is_removed_meanwhile(source: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The end of a conversion removes the folder of its progress."""
+    folder = Path(gear_data.open(source).path)
+    progress, size = folder / ".progress", cache_size(cache).conversions
+    progress.mkdir()
+    scandir = os.scandir
+
+    def removed_before(path: Any) -> Any:
+        if str(path) == str(progress):
+            progress.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", removed_before)
+    (entry,) = list_entries(cache)
+    assert not progress.exists() and entry.source == str(source)
+    assert entry.bytes >= size
+
+
 def test_entries_are_found_by_paths_with_links(tmp_path: Path, rollouts: list[Rollout], cache: Path) -> None:
     (tmp_path / "mnt").mkdir()
     write_d4rl(tmp_path / "mnt/v2.hdf5", rollouts)
