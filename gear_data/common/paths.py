@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from gear_data.errors import InvalidArgumentError
@@ -81,6 +82,22 @@ def printable(text: str) -> str:
     Paths have such halves for bytes that are not UTF-8.
     """
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def named(folder: Path) -> Path:
+    """Returns the path of a folder that another one will replace.
+
+    Raises:
+        InvalidArgumentError: it does not end in a name, such as `.` and `..`. This process and its shell are in such a
+            folder: they would stay in the one that is removed.
+    """
+    if folder.name not in ("", ".."):
+        return folder
+    raise InvalidArgumentError(
+        "a new folder takes the place of this one, so its path must end in a name",
+        file=str(folder),
+        hint=f"name a folder inside it; or change to one outside it, and give {folder.resolve()}",
+    )
 
 
 def join(url: str, name: str) -> str:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from gear_data.common.extras import h5py
-from gear_data.common.paths import is_remote, plain_path
+from gear_data.common.paths import is_remote, named, plain_path
 from gear_data.errors import DestinationExistsError, InvalidArgumentError
 from gear_data.storage.atomic import atomic_file, swap_folders, typed_write_errors
 from gear_data.storage.writing.folder_lock import folder_lock
@@ -44,14 +44,14 @@ def export_target(destination: str | os.PathLike[str], format: str, suffixes: tu
         suffixes: endings of the files that the format writes. Without one, it writes a folder.
 
     Raises:
-        InvalidArgumentError: the destination is a URL, or has the ending of another kind of file.
+        InvalidArgumentError: the destination is a URL, has no name, or has the ending of another kind of file.
     """
     text = plain_path(destination)
     if is_remote(text):
         raise InvalidArgumentError(
             "an export cannot be written to a URL", file=text, hint="export to a local folder, then upload the folder"
         )
-    path = Path(text)
+    path = named(Path(text))
     is_named_folder = text.endswith("/") or path.is_dir()
     if _ENDING.fullmatch(path.suffix) and path.suffix not in suffixes and not is_named_folder:
         written = f"a folder or a file that ends in {' or '.join(suffixes)}" if suffixes else "a folder"

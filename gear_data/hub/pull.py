@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Never
 
 from gear_data.common.keywords import refuse_keywords_of
-from gear_data.common.paths import is_remote, plain_path
+from gear_data.common.paths import is_remote, named, plain_path
 from gear_data.common.progress import progress_bar
 from gear_data.common.retry import MANY, answer_of, requests_of
 from gear_data.errors import CorruptShardError, DatasetNotFoundError, InvalidArgumentError
@@ -87,7 +87,7 @@ def pull(
         progress: show progress bars. None shows them on a terminal.
 
     Raises:
-        InvalidArgumentError: the name is not USER/NAME, or the path is a URL.
+        InvalidArgumentError: the name is not USER/NAME, or the path is a URL, or `.`.
         DatasetNotFoundError: the repository or the revision does not exist, is private, or has no GEAR dataset.
         DestinationExistsError: the destination holds files that must not be replaced, or another process pulls there.
         CorruptShardError: a file is damaged on the hub, or was damaged on its way.
@@ -104,7 +104,7 @@ def pull(
         raise InvalidArgumentError("pull needs a folder of this machine, not a URL", file=destination)
     target = choose_target(destination, overwrite, False)
     final = Path(target.folder)
-    staging = final.with_name(f".{final.name}.gear-pull")
+    staging = named(final).with_name(f".{final.name}.gear-pull")
     hint = "wait until it has finished"
     with folder_lock(staging / PROGRESS, name=str(staging), hint=hint), typed_write_errors(final):
         with quiet_library():

@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from gear_data.common.paths import is_remote
+from gear_data.common.paths import is_remote, named
 from gear_data.common.progress import pluralize
 from gear_data.errors import (
     DestinationExistsError,
@@ -192,7 +192,7 @@ def choose_target(destination: str, overwrite: bool, resume: bool) -> Target:
     """Checks the destination and chooses the folder to write to.
 
     Raises:
-        InvalidArgumentError: `overwrite` and `resume` are both set.
+        InvalidArgumentError: `overwrite` and `resume` are both set; or a dataset is replaced, and its path has no name.
         DestinationExistsError: the destination holds files that must not be replaced or resumed.
         UnwritableError: the destination cannot be listed, or its name is not valid.
     """
@@ -278,7 +278,7 @@ def _local_staging(target: Path, overwrite: bool, resume: bool) -> Path:
     is_ours = unfinished or (target / MANIFEST_NAME).exists()
     if resume and is_ours:
         return target
-    if overwrite and is_ours and target.is_mount():
+    if overwrite and is_ours and named(target).is_mount():
         raise DestinationExistsError(
             "a mount point cannot be replaced in one step", file=str(target), hint="convert into a folder inside it"
         )

@@ -54,6 +54,18 @@ def test_export_into_a_linked_empty_folder(rollouts_path: Path, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "link", "real"]
 
 
+@pytest.mark.parametrize("path", [".", "..", "/"])
+def test_export_needs_a_name(path: str, rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The export would take the place of the current folder: this process would stay in the one that is removed."""
+    ds = gear_data.open(rollouts_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidArgumentError, match="end in a name"):
+        gear_data.export(ds, path)
+    with pytest.raises(InvalidArgumentError, match="end in a name"):
+        gear_data.export_batches(gear_data.SequenceLoader(ds, 2, context=2), path, batches=1)
+    assert gear_data.export(ds, "../" + tmp_path.name + "/out").files and Path("out").is_dir()
+
+
 def test_export_refuses_a_mount_point_first(
     rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import GearError, InvalidArgumentError
 from gear_data.storage.manifest import Manifest
 from tests.support.checks import folder_contents
 from tests.support.rollouts import make_rollouts
@@ -280,6 +280,15 @@ def test_names(name: Any, dataset: Path, tmp_path: Path) -> None:
         gear_data.push(dataset, name)
     with pytest.raises(InvalidArgumentError, match="USER/NAME"):
         gear_data.pull(name, tmp_path / "out")
+
+
+@pytest.mark.parametrize("path", [".", "..", "/"])
+def test_a_dataset_is_pulled_to_a_name(path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(GearError, match="end in a name" if path == "." else "not empty"):
+        gear_data.pull(NAME, path)
+    assert [path.name for path in tmp_path.rglob("*")] == ["empty"]
 
 
 def test_datasets_that_cannot_be_pushed(tmp_path: Path, memory_url: str) -> None:

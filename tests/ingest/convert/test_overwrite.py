@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from gear_data.errors import (
     BadEpisodeError,
     CorruptSourceError,
     DatasetNotFoundError,
+    InvalidArgumentError,
     StorageFullError,
 )
 from gear_data.ingest import convert as convert_module
@@ -58,6 +60,22 @@ def test_overwrite_with_a_source_that_cannot_be_read(source: Path, sources: Any,
     with pytest.raises(CorruptSourceError):
         gear_data.convert(source, tmp_path / "d", overwrite=True)
     assert sources.folder_contents(tmp_path / "d") == before
+
+
+@pytest.mark.parametrize(("place", "path"), [("", "."), ("shards", "..")])
+def test_overwrite_of_the_current_folder(
+    place: str, path: str, source: Path, sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This process would stay in the folder that is removed."""
+    gear_data.convert(source, tmp_path / "d")
+    before = sources.folder_contents(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.chdir(tmp_path / "d" / place)
+        advice = f"outside it, and give {(tmp_path / 'd').resolve()}"
+        with pytest.raises(InvalidArgumentError, match=re.escape(advice)):
+            gear_data.convert(source, path, overwrite=True)
+    assert sources.folder_contents(tmp_path) == before
+    gear_data.convert(source, tmp_path / "d", overwrite=True)
 
 
 def test_overwrite_removes_files_of_a_killed_run(
