@@ -49,7 +49,7 @@ def typed_hub_errors(name: str, again: str) -> Iterator[None]:
         RemoteError: the hub refused the request, or cannot be reached.
         StorageFullError: the part of the library that moves files says that the disk is full.
     """
-    from huggingface_hub import errors, utils
+    from huggingface_hub import constants, errors, utils
 
     place = f"hf://datasets/{name}"
     # Its client has no limit: a thread that uploads would keep the process. Versions before 1.0 have no such client.
@@ -65,6 +65,12 @@ def typed_hub_errors(name: str, again: str) -> Iterator[None]:
         raise InvalidArgumentError(f"the hub's library refuses it: {error}", file=place) from error
     except errors.RevisionNotFoundError as error:
         raise DatasetNotFoundError("has no such revision", file=place, hint="give a branch, tag or commit") from error
+    except errors.GatedRepoError as error:
+        page = f"{constants.ENDPOINT}/datasets/{name}"
+        hint = f"accept its conditions on {page}, and {_LOG_IN}"
+        raise DatasetNotFoundError(
+            "is gated: only users who accepted its conditions may read it", file=place, hint=hint
+        ) from error
     except errors.RepositoryNotFoundError as error:
         # The hub gives the same answer for a private repository.
         hint = f"check the name; if it is private, {_LOG_IN}"

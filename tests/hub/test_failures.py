@@ -1,12 +1,15 @@
-"""Errors of the hub's library that only its transfers raise. The server of the tests has no Xet storage."""
+"""Errors of the hub's library that the server of the tests does not cause: it has no Xet storage, and gates nothing."""
 
 from __future__ import annotations
 
-from types import FunctionType
+from types import FunctionType, SimpleNamespace
+from typing import Any
 
 import pytest
+from huggingface_hub import constants
+from huggingface_hub.errors import GatedRepoError
 
-from gear_data.errors import RemoteError, StorageFullError
+from gear_data.errors import DatasetNotFoundError, RemoteError, StorageFullError
 from gear_data.hub.failures import typed_hub_errors
 
 
@@ -37,3 +40,12 @@ def test_other_errors_stay(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, typed_hub_errors("me/hops", "run again"):
         raising(error)
     assert raised.value is error
+
+
+def test_the_conditions_of_a_gated_dataset(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its error is a RepositoryNotFoundError, too."""
+    monkeypatch.setattr(constants, "ENDPOINT", "https://hub")
+    response: Any = SimpleNamespace(headers={}, request=None, status_code=403)
+    advice = "accept its conditions on https://hub/datasets/me/hops, and log in"
+    with pytest.raises(DatasetNotFoundError, match=f"(?s)is gated.*{advice}"), typed_hub_errors("me/hops", "run again"):
+        raise GatedRepoError("403 Client Error", response=response)
