@@ -6,6 +6,7 @@ import glob
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Never
@@ -22,7 +23,7 @@ from gear_data.ingest.merging.dataset_cameras import read_index
 from gear_data.storage.atomic import swap_folders, typed_write_errors
 from gear_data.storage.dataset_files import open_files
 from gear_data.storage.manifest import MANIFEST_NAME, FileEntry, Manifest
-from gear_data.storage.verify import verify
+from gear_data.storage.verify import check_bytes, verify
 from gear_data.storage.videos.mapped import is_kept, video_entry
 from gear_data.storage.writing.file_store import LocalFileStore
 from gear_data.storage.writing.folder_lock import folder_lock
@@ -145,10 +146,12 @@ def _downloaded(
                 file=f"hf://datasets/{name}",
                 hint="convert it: gear-data convert USER/NAME DST",
             )
+        _remove_unknown(staging)
         _download(name, commit, [MANIFEST_NAME], staging)
         manifest = Manifest.load(staging)  # refuses names outside the folder
         tables = [entry.file for entry in manifest.tables.values()]
         if all(file in there for file in tables):
+            _remove_damaged(staging, manifest.tables.values())
             _download(name, commit, tables, staging, sum(entry.bytes for entry in manifest.tables.values()))
             entries = [*(file for shard in manifest.shards for file in shard.files), *_videos(staging, manifest)]
         else:
@@ -184,6 +187,26 @@ def _download(name: str, commit: str, files: list[str], staging: Path, size: int
             ),
             MANY + requests_of(size),
         )
+
+
+def _remove_unknown(staging: Path) -> None:
+    """Removes files without a checksum of an earlier pull. They are downloaded again.
+
+    After a loss of power they may be damaged, and the library's note says that they are there.
+    """
+    for file in (MANIFEST_NAME, CARD_NAME):
+        (staging / file).unlink(missing_ok=True)
+
+
+def _remove_damaged(staging: Path, tables: Iterable[FileEntry]) -> None:
+    """Removes damaged tables of an earlier pull, for the same reason. Other files are checked by `_check`."""
+    for entry in tables:
+        path = staging / entry.file
+        if path.exists():
+            try:
+                check_bytes(path, entry)
+            except CorruptShardError:
+                path.unlink()
 
 
 def _videos(staging: Path, manifest: Manifest) -> list[FileEntry]:

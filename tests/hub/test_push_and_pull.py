@@ -200,6 +200,28 @@ def test_a_killed_pull_continues(dataset: Path, hub: Hub, client: Client, tmp_pa
     assert folder_contents(tmp_path / "out") == _data_files(dataset)
 
 
+def test_files_that_a_power_loss_damaged(hub: Hub, client: Client, tmp_path: Path) -> None:
+    """The files of a killed pull have their sizes, and zeros. The library's notes say that they are there."""
+    pytest.importorskip("av")
+    from tests.support.cameras.robots import write_robot
+
+    write_robot(tmp_path / "robot", make_rollouts(3, seed=0))
+    gear_data.convert(tmp_path / "robot", tmp_path / "kept", progress=False, jobs=1)
+    client.run("push", tmp_path / "kept", NAME)
+    hub.on_request = lambda line: 403 if "/shards/" in line else None
+    assert client.run("pull", NAME, tmp_path / "out", status=1)["error"] == "RemoteError"
+    hub.on_request = lambda line: None
+    staging = tmp_path / ".out.gear-pull"
+    left = [path for path in staging.iterdir() if path.is_file()]
+    assert {"manifest.json", "README.md", "episodes.arrow", "videos.arrow"} <= {path.name for path in left}
+    for path in left:
+        status = path.stat()
+        path.write_bytes(bytes(status.st_size))
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    client.run("pull", NAME, tmp_path / "out")
+    assert folder_contents(tmp_path / "out") == _data_files(tmp_path / "kept")
+
+
 def test_a_disk_that_refuses_a_pull(dataset: Path, client: Client, tmp_path: Path) -> None:
     """The library's own errors of files are typed, too."""
     client.run("push", dataset, NAME)
