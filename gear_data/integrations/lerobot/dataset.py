@@ -36,6 +36,11 @@ from gear_data.words import DepthUnit
 
 #: Arguments of LeRobot's class that say how LeRobot reads.
 _OF_LEROBOT = ("download_videos", "force_cache_sync", "video_backend")
+#: Other arguments of LeRobot's class that concern reading, and what to do.
+_INSTEAD = {
+    "episode_filter": "give their numbers: episodes=LeRobotDatasetMetadata(...).filter_episodes(...), of LeRobot",
+    "token": "log in with 'hf auth login', or set HF_TOKEN",
+}
 _TASK, _SUBTASK = "task_index", "subtask_index"
 _END_FLAGS = ("terminated", "truncated")
 _INFO = "meta/info.json"
@@ -104,9 +109,8 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         super().__init__()
         for name in options:
             if name not in _OF_LEROBOT:
-                raise UnknownArgumentError(
-                    f"this class has no argument '{name}'", hint="record and edit with LeRobot's own class"
-                )
+                hint = _INSTEAD.get(name, "record and edit with LeRobot's own class")
+                raise UnknownArgumentError(f"this class has no argument '{name}'", hint=hint)
         if repo_type != "dataset":
             raise InvalidArgumentError(
                 f"repo_type is {repo_type!r}, and only 'dataset' is read", hint="train on LeRobot's own class"
@@ -136,12 +140,16 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         """Returns the number of frames of the episodes."""
         return self.num_frames
 
-    def __getitem__(self, index: Any) -> Item:
-        """Returns the item of a frame: key -> tensor, and the text `task`.
+    def __getitem__(self, index: Any) -> Any:
+        """Returns the item of a frame: key -> tensor, and the text `task`; of a slice, a list of items.
 
         Raises:
             EpisodeIndexError: there is no such frame. It is an `IndexError` too.
+            InvalidArgumentError: the index is neither an integer nor a slice of integers.
         """
+        if isinstance(index, slice):
+            numbers = self._sliced(index)
+            return self.__getitems__(numbers) if numbers else []
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Item]:
@@ -216,6 +224,12 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
 
     def __repr__(self) -> str:
         return f"LeRobotDataset({self.repo_id!r}, {self.num_episodes} episodes, {self.num_frames} frames)"
+
+    def _sliced(self, index: slice) -> range:
+        try:
+            return range(len(self))[index]
+        except (TypeError, ValueError) as error:
+            raise InvalidArgumentError(f"{index!r} is no slice of frames: {error}") from None
 
     def _checked(self, index: Any) -> int:
         try:

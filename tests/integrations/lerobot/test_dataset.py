@@ -122,6 +122,20 @@ def test_a_dataloader_stacks_items(recorded: Recorded, workers: int) -> None:
     assert step == len(dataset)
 
 
+def test_slices(recorded: Recorded) -> None:
+    """As of LeRobot 0.6."""
+    dataset = LeRobotDataset("a/b", recorded.root, episodes=[1, 3])
+    steps = [*range(recorded.first[1], recorded.last[1]), *range(recorded.first[3], recorded.last[3])]
+    slices: list[slice] = [slice(2, 5), slice(-3, None), slice(None, None, -7), slice(4, 4), slice(10**6, None)]
+    for index in slices:
+        for step, item in zip(steps[index], dataset[index], strict=True):
+            check(item, recorded.item(step, {}))
+    impossible: list[slice] = [slice("a", None), slice(0, 3, 0)]
+    for wrong in impossible:
+        with pytest.raises(InvalidArgumentError, match="no slice of frames"):
+            dataset[wrong]
+
+
 def test_a_batch_decodes_each_group_of_pictures_once(recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = LeRobotDataset("a/b", recorded.root, delta_timestamps=times({FRONT: [-2, -1, 0], WRIST: [-1, 0]}))
     calls = []
@@ -190,12 +204,14 @@ def test_arguments_of_other_versions_of_lerobot(recorded: Recorded) -> None:
         ({"episodes": [0, 5]}, UnknownNameError, "episode"),
         ({"episodes": []}, InvalidArgumentError, "empty"),
         ({"image_transforms": 3}, InvalidArgumentError, "callable"),
-        ({"batch_encoding_size": 2}, UnknownArgumentError, "batch_encoding_size"),
+        ({"batch_encoding_size": 2}, UnknownArgumentError, "batch_encoding_size.*own class"),
+        ({"episode_filter": len}, UnknownArgumentError, "episode_filter.*filter_episodes"),
+        ({"token": "hf_"}, UnknownArgumentError, "token.*HF_TOKEN"),
         ({"repo_type": "model"}, InvalidArgumentError, "repo_type is 'model'"),
     ],
 )
 def test_wrong_arguments(recorded: Recorded, arguments: Any, error: type[Exception], message: str) -> None:
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=f"(?s){message}"):
         LeRobotDataset("a/b", recorded.root, **arguments)
 
 
