@@ -40,9 +40,9 @@ LAYERS = (
     ("cluster",),
     ("growing",),
     ("dataset",),
-    ("loaders",),
+    ("loaders", "hub"),
     ("integrations",),
-    ("exports", "hub", "recording", "reports"),
+    ("exports", "recording", "reports"),
     ("gear_data",),
     ("demo", "cli"),
 )

@@ -6,7 +6,8 @@ import importlib
 import operator
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,20 +19,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from gear_data.common.retry import MANY, answer_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.open import open_dataset
 from gear_data.errors import (
     CorruptSourceError,
+    DatasetNotFoundError,
     EpisodeIndexError,
     GearError,
     InvalidArgumentError,
     MissingExtraError,
+    RemoteError,
     UnknownArgumentError,
     unknown_name,
 )
+from gear_data.hub.failures import typed_hub_errors
 from gear_data.ingest.convert_options import ConvertOptions
 from gear_data.ingest.videos.storage_options import VideoStorage
 from gear_data.integrations.lerobot.frame_items import FrameItems, Int64Array, Item, is_numbers, source_columns
+from gear_data.storage.atomic import typed_write_errors
 from gear_data.words import DepthUnit
 
 #: Arguments of LeRobot's class that say how LeRobot reads.
@@ -83,10 +89,11 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         MissingExtraError: LeRobot is not installed.
         InvalidArgumentError: an argument out of its range.
         UnknownNameError: `delta_timestamps` names no feature.
-        CorruptSourceError: the episodes differ from those of the metadata.
+        CorruptSourceError: a file is damaged, or the episodes differ from those of the metadata.
         UnsupportedColumnError: a depth camera is not quantised video.
         UnknownNameError: there is no such unit of depth.
-        DatasetNotFoundError: a video is neither in the folder nor on the hub.
+        DatasetNotFoundError: a file is neither in the folder nor on the hub.
+        RemoteError: the hub is asked for a file, and refuses or does not answer.
         GearError: see `gear_data.open`.
     """
 
@@ -203,10 +210,9 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
     def hf_dataset(self) -> Any:
         """The rows of the episodes, as LeRobot's class has them: a `datasets.Dataset`. Made at the first use."""
         reader = importlib.import_module("lerobot.datasets.lerobot_dataset").LeRobotDataset
-        whole = reader(
-            self.repo_id, root=self.root, episodes=self.episodes, revision=self.revision, download_videos=False
-        )
-        return whole.hf_dataset
+        options = {"root": self.root, "episodes": self.episodes, "revision": self.revision, "download_videos": False}
+        with _typed_lerobot_errors(self.repo_id, str(self.root)):
+            return reader(self.repo_id, **options).hf_dataset
 
     def set_image_transforms(self, image_transforms: Callable[[Any], Any] | None) -> None:
         """Sets what is applied to each camera; None: nothing.
@@ -337,13 +343,58 @@ def _import(module: str) -> Any:
 
 
 def _metadata(repo_id: str, root: str | os.PathLike[str] | None, revision: str | None) -> Any:
-    """Returns LeRobot's metadata of a dataset, whose rows are on this machine."""
+    """Returns LeRobot's metadata of a dataset, whose rows are on this machine.
+
+    Raises:
+        DatasetNotFoundError, RemoteError: LeRobot asked the hub for files that its folder lacks, and cannot have them.
+        GearError: see `_typed_lerobot_errors`.
+    """
     lerobot = _import("lerobot.datasets.lerobot_dataset")
-    meta = lerobot.LeRobotDatasetMetadata(repo_id, root=root, revision=revision)
-    if _absent_files(meta):
-        # LeRobot's own class downloads them to its folder.
-        meta = lerobot.LeRobotDataset(repo_id, root=root, revision=revision, download_videos=False).meta
-    return meta
+    folder = f"the folder of {repo_id}" if root is None else str(root)
+    try:
+        with _typed_lerobot_errors(repo_id, folder):
+            meta = answer_of(lambda: lerobot.LeRobotDatasetMetadata(repo_id, root=root, revision=revision), MANY)
+            if absent := _absent_files(meta):
+                # LeRobot's own class downloads them to its folder. A file has up to 100 MB.
+                options = {"root": root, "revision": revision, "download_videos": False}
+                meta = answer_of(lambda: lerobot.LeRobotDataset(repo_id, **options), MANY * (1 + len(absent))).meta
+            return meta
+    except (DatasetNotFoundError, RemoteError) as error:
+        asked = f"LeRobot asks the hub for files that are not in {folder}"
+        error.hint = "; ".join([asked, *filter(None, [error.hint])])
+        raise
+
+
+@contextmanager
+def _typed_lerobot_errors(repo_id: str, folder: str) -> Iterator[None]:
+    """Turns errors of a block in which LeRobot reads files, and downloads those that are missing.
+
+    Raises:
+        DatasetNotFoundError: the hub has no such repository or revision, or something else in it.
+        RemoteError: the hub refused the request, or cannot be reached.
+        CorruptSourceError: a file is damaged.
+        StorageFullError, UnwritableError: the folder cannot be written to.
+        Exception: LeRobot's own errors, such as the one of a folder of v2.1.
+    """
+    again = "make the dataset again: files that are here are not downloaded again"
+    with typed_write_errors(Path(folder)):
+        try:
+            with typed_hub_errors(repo_id, again):
+                yield
+        except GearError:
+            raise
+        except FileNotFoundError as error:
+            place = f"hf://datasets/{repo_id}"
+            hint = "check that it has meta/info.json, which LeRobot v3.0 writes"
+            raise DatasetNotFoundError(f"is no LeRobot dataset: {error}", file=place, hint=hint) from error
+        except (OSError, ValueError, KeyError) as error:
+            if getattr(error, "errno", None) is not None:
+                raise
+            raise CorruptSourceError(
+                f"LeRobot cannot read it: {type(error).__name__}: {error}",
+                file=folder,
+                hint="download the damaged file again, or repair it with LeRobot's tools",
+            ) from error
 
 
 def _absent_files(meta: Any, camera: str | None = None) -> list[str]:

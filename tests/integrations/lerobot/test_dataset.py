@@ -239,6 +239,13 @@ def test_damaged_metadata(recorded: Recorded) -> None:
         type(dataset._items)(dataset._dataset, dataset.meta.features, {})
 
 
+def test_a_damaged_file(recorded: Recorded, tmp_path: Path) -> None:
+    root = shutil.copytree(recorded.root, tmp_path / "robot")
+    (root / "meta/info.json").write_text("{")
+    with pytest.raises(CorruptSourceError, match=r"(?s)LeRobot cannot read it: .*download the damaged file again"):
+        LeRobotDataset("a/b", root)
+
+
 @pytest.mark.parametrize("unit", ["mm", "m"])
 def test_depth_has_the_unit(unit: Any, tmp_path: Path) -> None:
     folder, numbers = write_depth(tmp_path / "reach", (6, 4))

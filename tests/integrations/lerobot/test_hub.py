@@ -6,6 +6,7 @@ import io
 import os
 import shutil
 import subprocess
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -116,3 +117,25 @@ def test_a_video_that_is_nowhere(hub: Hub, recorded: Recorded, tmp_path: Path) -
     failed = run(hub, recorded.root, "me/absent", root)
     assert "DatasetNotFoundError hf://datasets/me/absent@v3.0" in failed
     assert f"the hub is asked because {file.relative_to(root)} is not in {root}" in failed
+
+
+def test_a_repository_that_is_nowhere(hub: Hub, recorded: Recorded, tmp_path: Path) -> None:
+    hub.add("me/other", {"README.md": b"#"}, tag="v3.0")
+    for name, text in (("me/absent", "does not exist"), ("me/other", "is no LeRobot dataset")):
+        failed = run(hub, recorded.root, name, tmp_path / "robot")
+        assert f"DatasetNotFoundError hf://datasets/{name}: {text}" in failed, failed
+        assert f"LeRobot asks the hub for files that are not in {tmp_path / 'robot'}" in failed
+
+
+def test_a_hub_that_does_not_answer(hub: Hub, recorded: Recorded, tmp_path: Path) -> None:
+    ended = threading.Event()
+
+    def wait(line: str) -> None:
+        ended.wait(240)
+
+    hub.on_request = wait
+    try:
+        failed = run(hub, recorded.root, "me/robot", tmp_path / "robot", GEAR_DATA_REQUEST_SECONDS="1")
+    finally:
+        ended.set()
+    assert "RemoteError hf://datasets/me/robot: the hub failed" in failed, failed
