@@ -210,7 +210,8 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
     def hf_dataset(self) -> Any:
         """The rows of the episodes, as LeRobot's class has them: a `datasets.Dataset`. Made at the first use."""
         reader = importlib.import_module("lerobot.datasets.lerobot_dataset").LeRobotDataset
-        options = {"root": self.root, "episodes": self.episodes, "revision": self.revision, "download_videos": False}
+        revision = _commit(self.root) or self.revision  # it may download rows again
+        options = {"root": self.root, "episodes": self.episodes, "revision": revision, "download_videos": False}
         with _typed_lerobot_errors(self.repo_id, str(self.root)):
             return reader(self.repo_id, **options).hf_dataset
 
@@ -357,7 +358,9 @@ def _metadata(repo_id: str, root: str | os.PathLike[str] | None, revision: str |
             if absent := _absent_files(meta):
                 # LeRobot's own class downloads them to its folder. A file has up to 100 MB.
                 options = {"root": root, "revision": revision, "download_videos": False}
-                meta = answer_of(lambda: lerobot.LeRobotDataset(repo_id, **options), MANY * (1 + len(absent))).meta
+                whole = answer_of(lambda: lerobot.LeRobotDataset(repo_id, **options), MANY * (1 + len(absent))).meta
+                # They are of the commit that the tag has now, as meta/ is since. `whole` has rescaled statistics.
+                meta = lerobot.LeRobotDatasetMetadata(repo_id, root=whole.root, revision=whole.revision)
             return meta
     except (DatasetNotFoundError, RemoteError) as error:
         asked = f"LeRobot asks the hub for files that are not in {folder}"

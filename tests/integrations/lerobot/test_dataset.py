@@ -10,7 +10,7 @@ import runpy
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -246,6 +246,21 @@ def test_a_damaged_file(recorded: Recorded, tmp_path: Path) -> None:
         LeRobotDataset("a/b", root)
 
 
+def test_rows_of_lerobots_class_are_of_the_same_commit(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It downloads rows again if a video of the episodes is not there."""
+    dataset = LeRobotDataset("a/b", shutil.copytree(recorded.root, tmp_path / "snapshots" / ("f" * 40)))
+    given: list[Any] = []
+
+    def reader(repo_id: str, **options: Any) -> Any:
+        given.append((repo_id, options["revision"]))
+        return SimpleNamespace(hf_dataset="rows")
+
+    monkeypatch.setattr(importlib.import_module("lerobot.datasets.lerobot_dataset"), "LeRobotDataset", reader)
+    assert dataset.hf_dataset == "rows" and given == [("a/b", "f" * 40)]
+
+
 @pytest.mark.parametrize("unit", ["mm", "m"])
 def test_depth_has_the_unit(unit: Any, tmp_path: Path) -> None:
     folder, numbers = write_depth(tmp_path / "reach", (6, 4))
@@ -262,6 +277,30 @@ def test_depth_has_the_unit(unit: Any, tmp_path: Path) -> None:
     assert dataset.depth_output_unit == getattr(dataset.meta, "depth_unit_of_stats", unit) == unit
     with pytest.raises(UnknownNameError, match="unit of depth"):
         LeRobotDataset("a/b", folder, depth_output_unit="cm")  # type: ignore[arg-type]
+
+
+def test_statistics_of_depth_are_rescaled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LeRobot's class, which downloads rows, has rescaled the ones of its own metadata."""
+    folder, _ = write_depth(tmp_path / "reach", (6, 4))
+    module = importlib.import_module("lerobot.datasets.lerobot_dataset")
+    rescaled: list[tuple[Any, str]] = []
+
+    def reader(repo_id: str, **options: Any) -> Any:
+        meta = module.LeRobotDatasetMetadata(repo_id, root=options["root"], revision=options["revision"])
+        meta.rescale_depth_stats("mm")
+        return SimpleNamespace(meta=meta)
+
+    def absent(meta: Any, camera: str | None = None) -> list[str]:
+        return ["data/file"] if camera is None else []
+
+    def rescale(meta: Any, unit: str) -> None:
+        rescaled.append((meta, unit))
+
+    monkeypatch.setattr(module, "LeRobotDataset", reader)
+    monkeypatch.setattr(module.LeRobotDatasetMetadata, "rescale_depth_stats", rescale, raising=False)
+    monkeypatch.setattr("gear_data.integrations.lerobot.dataset._absent_files", absent)
+    dataset = LeRobotDataset("a/b", folder, depth_output_unit="m")
+    assert [unit for meta, unit in rescaled if meta is dataset.meta] == ["m"]
 
 
 def test_training_makes_datasets_of_gear_data(monkeypatch: pytest.MonkeyPatch) -> None:

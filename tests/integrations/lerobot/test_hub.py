@@ -91,9 +91,32 @@ def test_rows_are_of_the_commit_of_the_metadata(hub: Hub, recorded: Recorded, tm
     assert moved.startswith("equal"), moved
 
 
-def other_tasks(data: bytes) -> bytes:
-    """Returns a Parquet file of frames with the other one of two tasks."""
+def test_rows_that_are_downloaded_later(hub: Hub, recorded: Recorded, tmp_path: Path) -> None:
+    """The tag moves to a commit in which the tasks have another order, before the rows are downloaded."""
+    root = tmp_path / "robot"
+    assert run(hub, recorded.root, "me/robot", root).startswith("equal")
+    repository = hub.repositories["me/robot"]
+    files = dict(repository.files("v3.0"))
+    for name, data in files.items():
+        if name.startswith("data/"):
+            files[name] = other_tasks(data)
+        elif name == "meta/tasks.parquet":
+            files[name] = other_tasks(data, reverse=True)
+        (tmp_path / "moved" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "moved" / name).write_bytes(files[name])
+    repository.commits["f" * 40] = files
+    for commits in repository.branches.values():
+        commits.append("f" * 40)
+    shutil.rmtree(tmp_path / "cache")
+    shutil.rmtree(root / "data")
+    moved = run(hub, tmp_path / "moved", "me/robot", root)
+    assert moved.startswith("equal"), moved
+
+
+def other_tasks(data: bytes, *, reverse: bool = False) -> bytes:
+    """Returns a Parquet file of frames with the other one of two tasks; or of two tasks, in reverse order."""
     table, file = pq.read_table(io.BytesIO(data)), io.BytesIO()
+    table = table.take([1, 0]) if reverse else table
     column = table.schema.get_field_index("task_index")
     swapped = pc.subtract(1, table.column(column))
     pq.write_table(table.set_column(column, table.schema.field(column), swapped), file)
