@@ -15,7 +15,7 @@ from gear_data.common.keywords import refuse_keywords_of
 from gear_data.common.paths import is_remote, named, plain_path
 from gear_data.common.progress import progress_bar
 from gear_data.common.retry import MANY, answer_of, requests_of
-from gear_data.errors import CorruptShardError, DatasetNotFoundError, InvalidArgumentError
+from gear_data.errors import CorruptShardError, DatasetNotFoundError, InvalidArgumentError, RemoteError
 from gear_data.hub.failures import check_name, quiet_library, typed_hub_errors
 from gear_data.ingest.card import CARD_NAME
 from gear_data.ingest.destination import choose_target, remove_dataset
@@ -187,6 +187,10 @@ def _download(name: str, commit: str, files: list[str], staging: Path, size: int
             ),
             MANY + requests_of(size),
         )
+        absent = [file for file in files if not (staging / file).is_file()]
+        if absent:
+            # If the hub fails to list its files, the library returns a folder that holds any file.
+            raise RemoteError(f"the hub failed: {absent[0]} is missing", file=f"hf://datasets/{name}", hint=_AGAIN)
 
 
 def _remove_unknown(staging: Path) -> None:

@@ -281,6 +281,25 @@ def test_what_the_hub_refuses(dataset: Path, hub: Hub, client: Client, tmp_path:
     assert not (tmp_path / "out").exists()
 
 
+def test_a_listing_that_the_hub_refuses(dataset: Path, hub: Hub, client: Client, tmp_path: Path) -> None:
+    """`pull` lists the files, and the library does again."""
+    client.run("push", dataset, NAME)
+    listed: list[str] = []
+
+    def refuse(line: str) -> int | None:
+        if listed and ("/tree/" in line or "/revision/" in line):
+            return 403
+        listed.extend([line] if "/tree/" in line else [])
+        return None
+
+    hub.on_request = refuse
+    refused = client.run("pull", NAME, tmp_path / "out", status=1)
+    assert refused["error"] == "RemoteError" and "manifest.json" in refused["message"]
+    hub.on_request = lambda line: None
+    client.run("pull", NAME, tmp_path / "out")
+    assert folder_contents(tmp_path / "out") == _data_files(dataset)
+
+
 def test_another_commit_meanwhile(dataset: Path, hub: Hub, client: Client) -> None:
     client.run("push", dataset, NAME)
     repository = hub.repositories[NAME]
