@@ -152,7 +152,7 @@ class Mixture:
 
         Raises:
             InvalidArgumentError: the file cannot hold a proportion, a filter or an option: functions, expressions of
-                Polars, views of positions. The message says which dataset.
+                Polars, views of positions, edits that were not saved. The message says which dataset.
             UnwritableError: the file cannot be written.
             RemoteError: the server of a URL cannot be reached.
         """

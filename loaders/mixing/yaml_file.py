@@ -27,6 +27,7 @@ from gear_data.ingest.cached.source_state import is_hub_id
 from gear_data.ingest.convert_options import ConvertOptions
 from gear_data.relative import Relative
 from gear_data.selection.samplers import KINDS
+from gear_data.storage.edits.files import EditedFiles
 from gear_data.storage.manifest import STEP_MASK
 from gear_data.storage.remote.object_store import open_file_store
 from gear_data.storage.writing.file_store import put_single_text
@@ -211,6 +212,11 @@ def _entry(component: Component, name: str, folder: str) -> dict[str, Any]:
         raise InvalidArgumentError(
             f"the proportion of {name} is a function, and a file holds numbers",
             hint="give breakpoints: [(step, proportion), ...]",
+        )
+    if isinstance(dataset.store.files, EditedFiles):
+        raise InvalidArgumentError(
+            f"{name} has edits that were not saved, and a file names the dataset without them",
+            hint="save the edited dataset, Dataset.save, and mix that",
         )
     entry = _entry_of_source(dataset, name, folder) or {"path": _written_place(str(dataset.path), folder)}
     entry["share"] = _plain(share)

@@ -255,6 +255,8 @@ def test_what_a_file_cannot_hold(folder: Path, tmp_path: Path) -> None:
         ((ds.filter(pl.col("length") > 13), 1), "a file holds SQL"),
         ((ds.filter_steps(pl.col("rewards") > 0), 1), "a file holds SQL"),
         ((ds, 1, {"sampler": Weighted(pl.col("length"))}), "cannot hold sampler="),
+        ((ds.drop("rewards"), 1), "edits that were not saved"),
+        ((ds.with_facts({"good": [True, False, True]}).filter("length > 1"), 1), "edits that were not saved"),
     ]:
         with pytest.raises(InvalidArgumentError) as raised:
             Mixture([entry]).to_yaml(tmp_path / "mix.yaml")  # type: ignore[list-item]
