@@ -38,6 +38,15 @@ def _steps_left_out(components: Sequence[LoaderComponent]) -> dict[str, Any]:
     return {"missing_next": [each and each.missing_next for each in formats]} if any(formats) else {}
 
 
+def _own_discount(component: LoaderComponent, stated: float) -> dict[str, Any]:
+    """Returns the discount of a dataset's returns-to-go, unless the spec states it as the loader's.
+
+    A dataset may have it by `Dataset.with_discount`, and the datasets of a mixture have specs of their own.
+    """
+    own = component.dataset.discount
+    return {} if own == stated else {"returns_to_go_discount": own}
+
+
 def _cameras(config: LoaderConfig, components: Sequence[LoaderComponent]) -> dict[str, Any]:
     """Returns how cameras are decoded, if the batches have any.
 
@@ -61,7 +70,8 @@ def loader_spec(
         source: samples its windows.
         rows: the rows of this rank.
     """
-    specs = [component.spec() for component in components]
+    stated = config.returns.discount if len(components) == 1 else 1.0
+    specs = [{**component.spec(), **_own_discount(component, stated)} for component in components]
     return {
         **loader_identity(config, components, source),
         "pass": rows.layout.identity(),

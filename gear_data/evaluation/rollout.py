@@ -41,7 +41,7 @@ class Rollout:
         outputs: the arrays of the training batches.
         target: the return-to-go at the first step, in units of the environment's rewards. It is needed if the batches
             have returns-to-go.
-        discount: the loader's `discount`.
+        discount: the discount of the batches' returns-to-go.
 
     Raises:
         InvalidArgumentError: there is no target, or the batches have columns with offsets and windows of several steps.
@@ -88,7 +88,7 @@ class Rollout:
         """Returns a rollout for a model that was trained on a loader's batches.
 
         Args:
-            spec: what `SequenceLoader.spec` returned, maybe read from JSON.
+            spec: what `SequenceLoader.spec` returned, maybe read from JSON; of a mixture, one of `spec["datasets"]`.
             target: the return-to-go at the first step.
 
         Raises:
@@ -96,16 +96,15 @@ class Rollout:
         """
         refuse_keywords_of(Rollout.from_spec, unknown)
         if "outputs" not in spec:
-            raise InvalidArgumentError(
-                "the spec has no outputs", hint="for a mixture, give one of spec['datasets'] and the mixture's discount"
-            )
+            raise InvalidArgumentError("the spec has no outputs", hint="of a mixture, give one of spec['datasets']")
         for made in ("tokens", "chunks"):
             if spec["batch_format"].get(made):
                 raise InvalidArgumentError(
                     f"preset '{spec['batch_format']['name']}' makes {made}, which a rollout does not"
                 )
         outputs = [output_from_json(each) for each in spec["outputs"]]
-        return Rollout(outputs, target=target, discount=float(spec.get("discount", 1.0)))
+        discount = spec.get("returns_to_go_discount", spec.get("discount", 1.0))
+        return Rollout(outputs, target=target, discount=float(discount))
 
     def reset(self, observation: Observation) -> None:
         """Begins an episode.

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from gear_data import Fifo, ReturnOptions, Rollout, SequenceLoader, WindowOptions
+from gear_data import Fifo, Mixture, ReturnOptions, Rollout, SequenceLoader, WindowOptions
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed.data import convert_episodes, locomotion
 
@@ -177,6 +177,23 @@ def test_a_target_with_a_discount(dataset, episodes):
     rollout.reset(episodes[0]["observations"][0])
     rollout.update(episodes[0]["actions"][0], 10.0, episodes[0]["observations"][1])
     assert rollout.inputs()["returns_to_go"][0, -2:, 0] == pytest.approx([0.1, 0.1])  # (100 - 10) / 0.9
+    assert "returns_to_go_discount" not in loader.spec()
+
+
+def test_a_target_with_the_discount_of_a_dataset(dataset, episodes):
+    """Also of a dataset that has it by `with_discount`, and of those of a mixture."""
+    options = {"context": CONTEXT, "preset": "decision_transformer", "prefetch": 0}
+    discounted = dataset.with_discount(0.9)
+    own = SequenceLoader(discounted, 8, **options).spec()
+    mixed = SequenceLoader(Mixture([dataset, discounted]), 8, **options).spec()["datasets"]
+    shared = SequenceLoader(Mixture([dataset] * 2), 8, returns=ReturnOptions(discount=0.9), **options).spec()
+    for spec, after in ((own, 0.1), (mixed[0], 0.09), (mixed[1], 0.1), (shared["datasets"][1], 0.1)):
+        rollout = Rollout.from_spec(json.loads(json.dumps(spec)), target=100.0)
+        rollout.reset(episodes[0]["observations"][0])
+        rollout.update(episodes[0]["actions"][0], 10.0, episodes[0]["observations"][1])
+        assert rollout.inputs()["returns_to_go"][0, -2:, 0] == pytest.approx([0.1, after])
+    with pytest.raises(InvalidArgumentError, match=r"give one of spec\['datasets'\]"):
+        Rollout.from_spec(shared, target=100.0)
 
 
 def test_errors(dataset, episodes):
