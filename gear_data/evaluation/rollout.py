@@ -6,6 +6,7 @@ side with the same values, with masks and timesteps. `loader.spec()` records all
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Never
 
@@ -167,7 +168,8 @@ class Rollout:
         environment shall run before `update`.
 
         Raises:
-            InvalidArgumentError: the batches have `actions`, and the dataset of the rollout has none.
+            InvalidArgumentError: the batches have `actions`, and the dataset of the rollout has none; or the prediction
+                has more or fewer steps or elements than the batches.
         """
         self._check_begun()
         array = np.asarray(predicted)
@@ -178,8 +180,16 @@ class Rollout:
                 column=_ACTIONS,
                 hint="take the actions from the prediction under the name that `rename` gave them",
             )
+        if output is not None:
+            _check_elements(array, output)
         steps = array.reshape(-1, *(array.shape[-1:] if output is None else output.shape))
         position = len(steps) - 1 if output is None or len(steps) == 1 else self._position(output)
+        if output is not None and not position < len(steps) <= output.width:
+            raise InvalidArgumentError(
+                f"the prediction has {len(steps)} steps, and not the {output.width} of a window of the batches",
+                column=_ACTIONS,
+                hint="give the actions of all steps of one window, or the action of the current step",
+            )
         if output is not None and output.within_window and not self._ahead:
             steps = steps[: position + 1]  # padding follows
         own = steps[position:] if output is None or output.real is None else steps[position:, ..., : output.real]
@@ -342,6 +352,17 @@ def _current_step(output: Output) -> int:
             hint="give the action of one step: [A]",
         )
     return places.index((0, 0.0))
+
+
+def _check_elements(predicted: npt.NDArray[Any], output: Output) -> None:
+    """Raises InvalidArgumentError if a prediction has other elements than the actions of the batches."""
+    size, axes = math.prod(output.shape), len(output.shape)
+    if size > 1 and predicted.shape[-axes:] != output.shape and predicted.shape[-1:] != (size,):
+        raise InvalidArgumentError(
+            f"the prediction has the shape {predicted.shape}, and an action of the batches {output.shape}",
+            column=_ACTIONS,
+            hint="give the actions as the batches have them, with the zeros behind the elements of the dataset",
+        )
 
 
 def _is_known(output: Output) -> bool:

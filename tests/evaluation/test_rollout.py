@@ -155,6 +155,31 @@ def test_the_action_is_the_current_steps_in_the_units_of_the_environment(dataset
         np.testing.assert_allclose(rollout.action(predicted), expected, rtol=1e-5)
 
 
+def test_predictions_of_another_shape(dataset, episodes):
+    """They were cut into steps of the batches' width: into other actions, if the numbers allowed it."""
+    wide = loader_of(dataset, context=1, preset="groot", offsets={"actions": (0, 16)})
+    narrow = loader_of(dataset, preset="corl")
+    for loader, shape, message in (
+        (wide, (1, 132, 3), r"shape \(1, 132, 3\), and an action of the batches \(132,\)"),
+        (wide, (1, 16, 3), r"shape \(1, 16, 3\), and an action"),
+        (wide, (2, 16, 132), "has 32 steps, and not the 16 of a window"),
+        (narrow, (1, 3, CONTEXT), r"shape \(1, 3, 7\), and an action of the batches \(3,\)"),
+        (narrow, (1, 0, 3), "has 0 steps"),
+    ):
+        rollout = Rollout.from_spec(loader.spec(), target=1.0)
+        rollout.reset(episodes[0]["observations"][0])
+        with pytest.raises(InvalidArgumentError, match=message):
+            rollout.actions(np.zeros(shape))
+    rollout = Rollout.from_spec(narrow.spec(), target=1.0)
+    rollout.reset(episodes[0]["observations"][0])
+    for step in range(2):
+        rollout.update(episodes[0]["actions"][step], 0.0, episodes[0]["observations"][step + 1])
+    with pytest.raises(InvalidArgumentError, match="has 2 steps, and not the 7"):
+        rollout.action(np.zeros((1, 2, 3)))
+    for shape in ((3,), (1, 1, 3), (1, 3, 3), (1, CONTEXT, 3)):
+        assert rollout.action(np.zeros(shape)).tolist() == [0, 0, 0]
+
+
 def test_an_environment_may_use_its_arrays_again(dataset, episodes):
     rollouts = [Rollout.from_spec(loader_of(dataset, preset="decision_transformer").spec(), target=1.0) for _ in "ab"]
     observation, action = np.zeros(4, np.float32), np.zeros(3, np.float32)
