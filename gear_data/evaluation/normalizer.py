@@ -17,6 +17,7 @@ from gear_data.collection.output import Output, RelativeTo, output_from_json
 from gear_data.common.keywords import suggest_keywords
 from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.typed_json import check_json, parse_json, resolved
+from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
 from gear_data.storage.atomic import write_text
 
@@ -223,13 +224,9 @@ class Normalizer:
             spec: what `SequenceLoader.spec` returned, maybe read from JSON; of a mixture, one of `spec["datasets"]`.
 
         Raises:
-            InvalidArgumentError: the spec is of a mixture, or malformed.
+            InvalidArgumentError: it is no spec, of a mixture, or malformed.
         """
-        if "outputs" not in spec:
-            raise InvalidArgumentError(
-                "the spec has no outputs", hint="of a mixture, give one of spec['datasets']: each has its own maps"
-            )
-        return normalizer_of(output_from_json(each) for each in spec["outputs"])
+        return normalizer_of(spec_outputs(spec, "Normalizer"))
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the normalizer as JSON, atomically.
@@ -253,6 +250,29 @@ class Normalizer:
             raise InvalidArgumentError(f"cannot be read: {error}", file=str(path), hint=_HINT) from error
         data = parse_json(text, dict[str, Any], error=InvalidArgumentError, file=str(path), hint=_HINT)
         return Normalizer.from_json(data, str(path))
+
+
+def spec_outputs(spec: Any, kind: str) -> list[Output]:
+    """Returns the arrays of the batches that a spec describes.
+
+    Args:
+        spec: what `SequenceLoader.spec` returned; of a mixture, one of `spec["datasets"]`.
+        kind: the class that takes it, for errors.
+
+    Raises:
+        InvalidArgumentError: it is something else, of a mixture, or malformed.
+    """
+    # A loader, for example: `in` would take batches of it, without an end.
+    if not isinstance(spec, Mapping):
+        raise InvalidArgumentError(
+            f"{kind}.from_spec takes what a loader's spec() returns, not {shown(spec)}",
+            hint=f"gear_data.{kind}.from_spec(loader.spec())",
+        )
+    if "outputs" not in spec:
+        raise InvalidArgumentError(
+            "the spec has no outputs", hint="of a mixture, give one of spec['datasets']: each has its own maps"
+        )
+    return [output_from_json(each) for each in spec["outputs"]]
 
 
 def normalizer_of(outputs: Iterable[Output]) -> Normalizer:

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.collection.listed_steps import interpolated, step_numbers, valid_steps
-from gear_data.collection.output import CHANNELS_FIRST, MASK, Output, Padding, output_from_json, pixel_values
+from gear_data.collection.output import CHANNELS_FIRST, MASK, Output, Padding, pixel_values
 from gear_data.common.keywords import refuse_keywords_of, suggest_keywords
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
-from gear_data.evaluation.normalizer import AffineMap, normalizer_of
+from gear_data.evaluation.normalizer import AffineMap, normalizer_of, spec_outputs
 
 _OF_STEPS = _ACTIONS, _REWARDS, _RETURN_TO_GO = "actions", "rewards", "returns_to_go"
 #: They are 0 while an episode runs.
@@ -93,17 +93,15 @@ class Rollout:
             target: the return-to-go at the first step.
 
         Raises:
-            InvalidArgumentError: as for `Rollout`; or the spec is of a mixture, or has tokens.
+            InvalidArgumentError: as for `Rollout`; or it is no spec, of a mixture, or has tokens.
         """
         refuse_keywords_of(Rollout.from_spec, unknown)
-        if "outputs" not in spec:
-            raise InvalidArgumentError("the spec has no outputs", hint="of a mixture, give one of spec['datasets']")
+        outputs = spec_outputs(spec, "Rollout")
         for made in ("tokens", "chunks"):
             if spec["batch_format"].get(made):
                 raise InvalidArgumentError(
                     f"preset '{spec['batch_format']['name']}' makes {made}, which a rollout does not"
                 )
-        outputs = [output_from_json(each) for each in spec["outputs"]]
         discount = spec.get("returns_to_go_discount", spec.get("discount", 1.0))
         return Rollout(outputs, target=target, discount=float(discount))
 

@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from gear_data import Fifo, Mixture, ReturnOptions, Rollout, SequenceLoader, WindowOptions
+from gear_data import Fifo, Mixture, Normalizer, ReturnOptions, Rollout, SequenceLoader, WindowOptions
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed.data import convert_episodes, locomotion
 
@@ -227,6 +227,10 @@ def test_errors(dataset, episodes):
         Rollout.from_spec(spec)
     with pytest.raises(InvalidArgumentError, match=r"not Dataset(.|\n)*Rollout\.from_spec"):
         Rollout(dataset)
+    for taken in (loader_of(dataset, preset="decision_transformer"), dataset, 3):
+        for kind in (Rollout, Normalizer):
+            with pytest.raises(InvalidArgumentError, match=rf"(?s)returns, not .*{kind.__name__}\.from_spec\(loader"):
+                kind.from_spec(taken)
     rollout = Rollout.from_spec(spec, target=1.0)
     with pytest.raises(InvalidArgumentError, match="has not begun"):
         rollout.inputs()
