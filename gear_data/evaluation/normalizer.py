@@ -71,6 +71,29 @@ class AffineMap:
         }
         return plain if self.relative is None else {**plain, "relative": asdict(self.relative)}
 
+    def check(self, values: npt.NDArray[Any], first: npt.NDArray[np.float64], column: str) -> None:
+        """Raises InvalidArgumentError if values are no steps of the column: NumPy would repeat them, or fail.
+
+        Args:
+            values: see `Normalizer.normalize`.
+            first: see `subtracted`.
+            column: the column, for errors.
+        """
+        own = self.mean.shape
+        if (self.relative is not None or self.mean.size > 1) and not _fits(own, values.shape):
+            raise InvalidArgumentError(
+                f"the values have the shape {values.shape}, and the column is normalised by numbers of the shape {own}",
+                column=column,
+                hint="give steps as the dataset has them"
+                + (f"; of an array with zeros behind them, values[..., :{own[0]}]" if len(own) == 1 else ""),
+            )
+        if self.relative is not None and not _fits(_aligned(values, first).shape, values.shape):
+            raise InvalidArgumentError(
+                f"relative_to has the shape {(*first.shape[:-1], self.relative.size)}, and the values {values.shape}",
+                column=column,
+                hint="give one value for each window: the shape of the values without the axis of steps",
+            )
+
     def reference(self, state: npt.ArrayLike | None, column: str) -> npt.NDArray[np.float64]:
         """Returns the values that are subtracted from a step, [..., elements]: 0 for elements that stay absolute.
 
@@ -102,13 +125,13 @@ class AffineMap:
             values: [..., steps, elements], or [..., elements] of one step.
             first: [..., elements], what the first step is relative to; without `delta`, each step.
         """
-        result = values.astype(np.float64)
-        if self.relative is not None and self.relative.delta and values.ndim > 1:
-            later = np.where(np.array(self.relative.elements) >= 0, result[..., :-1, :], 0.0)
+        result, aligned = values.astype(np.float64), _aligned(values, first)
+        if self._has_deltas(aligned):
+            later = np.where(self._relative_elements, result[..., :-1, :], 0.0)
             result[..., 1:, :] -= later
-            result[..., 0, :] -= first
+            result[..., :1, :] -= aligned
             return result
-        return result - (first[..., None, :] if values.ndim == first.ndim + 1 else first)
+        return result - aligned
 
     def restored(self, values: npt.NDArray[Any], first: npt.NDArray[np.float64], column: str) -> npt.NDArray[Any]:
         """Returns the values x of values y: see `Normalizer.denormalize`.
@@ -122,11 +145,33 @@ class AffineMap:
 
     def _added(self, values: npt.NDArray[Any], first: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         """Returns the values of which `subtracted` made these."""
-        result = values.astype(np.float64)
-        if self.relative is not None and self.relative.delta and values.ndim > 1:
-            result[..., 0, :] += first
-            return np.where(np.array(self.relative.elements) >= 0, np.cumsum(result, axis=-2), result)
-        return result + (first[..., None, :] if values.ndim == first.ndim + 1 else first)
+        result, aligned = values.astype(np.float64), _aligned(values, first)
+        if self._has_deltas(aligned):
+            result[..., :1, :] += aligned
+            return np.where(self._relative_elements, np.cumsum(result, axis=-2), result)
+        return result + aligned
+
+    def _has_deltas(self, aligned: npt.NDArray[np.float64]) -> bool:
+        """Returns whether values have steps of which only the first is relative to the other column."""
+        return self.relative is not None and self.relative.delta and aligned.ndim > 1 and aligned.shape[-2] == 1
+
+    @property
+    def _relative_elements(self) -> npt.NDArray[np.bool_]:
+        chosen: npt.NDArray[np.bool_] = np.array(() if self.relative is None else self.relative.elements) >= 0
+        return chosen
+
+
+def _fits(part: tuple[int, ...], whole: tuple[int, ...]) -> bool:
+    """Returns whether NumPy repeats an array of a shape to another one, which stays as it is."""
+    pairs = zip(reversed(part), reversed(whole), strict=False)
+    return len(part) <= len(whole) and all(size in (1, other) for size, other in pairs)
+
+
+def _aligned(values: npt.NDArray[Any], first: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Returns what values are relative to, with an axis of steps if they have one; see `AffineMap.subtracted`."""
+    if values.ndim < 2:
+        return first
+    return first[..., None, :] if values.ndim == first.ndim + 1 else np.atleast_2d(first)
 
 
 @suggest_keywords
@@ -149,7 +194,7 @@ class Normalizer:
         """Returns a column's values as a batch holds them.
 
         Args:
-            column: name of the column in the dataset.
+            column: name of the column in the dataset; of a mixture's dataset, after its option `rename`.
             values: [..., *shape]; of a relative column [..., steps, elements], or [..., elements] of one step.
             relative_to: of a relative column: [..., elements], the value that is subtracted, at the first step of each
                 window.
@@ -158,13 +203,16 @@ class Normalizer:
             An array of the same shape and dtype; of integers, float64.
 
         Raises:
-            InvalidArgumentError: the column is relative, and `relative_to` is missing or has another shape.
+            InvalidArgumentError: the values have other elements or steps than the column; or the column is relative,
+                and `relative_to` is missing or has another shape.
         """
         array = np.asarray(values)
         known = self.columns.get(column)
         if known is None:
             return array
-        own = array if known.relative is None else known.subtracted(array, known.reference(relative_to, column))
+        first = known.reference(relative_to, column)
+        known.check(array, first, column)
+        own = array if known.relative is None else known.subtracted(array, first)
         return ((own - known.mean) * known.scale).astype(_float_dtype(array))
 
     def denormalize(
@@ -179,7 +227,11 @@ class Normalizer:
         """
         array = np.asarray(values)
         known = self.columns.get(column)
-        return array if known is None else known.restored(array, known.reference(relative_to, column), column)
+        if known is None:
+            return array
+        first = known.reference(relative_to, column)
+        known.check(array, first, column)
+        return known.restored(array, first, column)
 
     def to_json(self) -> dict[str, Any]:
         """Returns the form that `from_json` takes."""
