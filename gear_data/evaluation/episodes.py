@@ -128,6 +128,8 @@ def evaluate(
     if episodes < 1:
         raise InvalidArgumentError(f"episodes must be at least 1, not {episodes}")
     chosen = _as_policy(policy)
+    if reference is not None:
+        normalized_scores(np.empty(0), reference)  # an unknown name would lose the episodes
     made = make_environment(env) if isinstance(env, str) else env
     try:
         with progress_bar(episodes, "evaluate", "episode", progress) as bar:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, UnknownNameError
 from gear_data.evaluation.episodes import SequencePolicy
 from tests.support.feed.data import convert_episodes
 
@@ -67,3 +67,11 @@ def test_errors():
         gear_data.evaluate(3, "CartPole-v1")
     with pytest.raises(InvalidArgumentError, match="cannot make 'CartPole-v9'"):
         gear_data.evaluate(push, "CartPole-v9")
+
+
+def test_an_unknown_reference_is_found_before_the_episodes():
+    def never(observation):
+        raise AssertionError("an episode has begun")
+
+    with pytest.raises(UnknownNameError, match=r"(?s)'hoper-medium-v2'.*hopper"):
+        gear_data.evaluate(never, "CartPole-v1", reference="hoper-medium-v2", progress=False)
