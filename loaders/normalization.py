@@ -101,11 +101,7 @@ class NormalizedDataset:
         if name not in self.parts:
             return mode_statistics(self.dataset, self.stored(name), mode)
         means, deviations = zip(
-            *(
-                _statistics_of_part(part, *mode_statistics(self.dataset, part.name, mode))
-                for part in self.stored_parts(name)
-            ),
-            strict=True,
+            *(_statistics_of_part(self.dataset, part, mode) for part in self.stored_parts(name)), strict=True
         )
         return np.concatenate(means), np.concatenate(deviations)
 
@@ -220,12 +216,14 @@ def _together(name: str, mode: str, datasets: Sequence[NormalizedDataset]) -> Me
     return _of_mode(pooled_statistics(columns), mode)
 
 
-def _statistics_of_part(part: ColumnSpec, mean: Float64Array, std: Float64Array) -> MeanAndStd:
+def _statistics_of_part(dataset: Dataset, part: ColumnSpec, mode: str) -> MeanAndStd:
     """Returns the (mean, std) of a part, from those of its column. A matrix has one for all its elements."""
+    negated = isinstance(part, ColumnPart) and part.scale < 0
+    mean, std = mode_statistics(dataset, part.name, mode, negated=negated)
     if not isinstance(part, ColumnPart):
         return np.broadcast_to(mean, part.size), np.broadcast_to(std, part.size)
     mean, std = (np.broadcast_to(each, part.whole)[part.first : part.first + part.size] for each in (mean, std))
-    return mean * part.scale + part.offset, std * abs(part.scale)
+    return mean * abs(part.scale) + part.offset, std * abs(part.scale)
 
 
 def _way(name: str, value: Any) -> str | MeanAndStd:
@@ -247,13 +245,14 @@ def _way(name: str, value: Any) -> str | MeanAndStd:
     return mean, std
 
 
-def mode_statistics(dataset: Dataset, name: str, mode: str) -> tuple[Float64Array, Float64Array]:
+def mode_statistics(dataset: Dataset, name: str, mode: str, *, negated: bool = False) -> MeanAndStd:
     """Returns (mean, std) of a column: (x - mean) / std is normalised.
 
     Cameras have a mean and std for each channel, of the sample of the whole dataset.
 
     Args:
         mode: one of `MODES`.
+        negated: whether of the negated values. A constant element becomes -1 either way.
 
     Returns:
         float64 [elements] each; [1] for images, or [3] for cameras and ImageNet's.
@@ -265,18 +264,25 @@ def mode_statistics(dataset: Dataset, name: str, mode: str) -> tuple[Float64Arra
     if mode == "imagenet":
         return _imagenet(spec)
     statistics = dataset.statistics[name] if spec.video is None else _camera_statistics(dataset, name)
+    if mode == "mean-std":
+        return -statistics.mean if negated else statistics.mean, statistics.std
     if mode == "quantiles" and statistics.quantiles is None:
-        return centre_and_half(*dataset.quantiles(name, QUANTILES))
-    return _of_mode(statistics, mode)
+        low, high = dataset.quantiles(name, QUANTILES)
+    else:
+        low, high = _bounds(statistics, mode)
+    return centre_and_half(-high, -low) if negated else centre_and_half(low, high)
 
 
 def _of_mode(statistics: ColumnStatistics, mode: str) -> MeanAndStd:
-    """Returns the (mean, std) of a mode. Only cameras have quantiles here."""
-    if mode == "mean-std":
-        return statistics.mean, statistics.std
+    """Returns the (mean, std) of a mode."""
+    return (statistics.mean, statistics.std) if mode == "mean-std" else centre_and_half(*_bounds(statistics, mode))
+
+
+def _bounds(statistics: ColumnStatistics, mode: str) -> tuple[Float64Array, Float64Array]:
+    """Returns the values that a mode brings to -1 and 1. Only cameras have quantiles here."""
     if mode == "minmax" or statistics.quantiles is None:
-        return centre_and_half(statistics.min, statistics.max)
-    return centre_and_half(statistics.quantiles[0], statistics.quantiles[-1])
+        return statistics.min, statistics.max
+    return statistics.quantiles[0], statistics.quantiles[-1]
 
 
 def _imagenet(spec: ColumnSpec) -> tuple[Float64Array, Float64Array]:

@@ -268,6 +268,28 @@ def test_the_statistics_are_of_the_changed_values(normalize: Any, sliced: tuple[
         np.testing.assert_allclose(batch[key], expected[key], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("mode", ["quantiles", "minmax"])
+def test_a_constant_element_becomes_minus_one_with_any_sign(mode: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(7)
+    state = np.stack([np.full(20, 3.5), rng.normal(size=20)], 1)
+    gear_data.convert([{"state": state, "rewards": np.ones(20)}], tmp_path / "d")
+    ds = gear_data.open(tmp_path / "d")
+    shared = gear_data.Mixture([(ds, 1, {"embodiment": 0})], statistics="embodiment")
+    two = gear_data.Mixture([(ds, 1, {"embodiment": 0})] * 2, statistics="embodiment")
+    for scale in (-1, -2, 2):
+        stack = {"observations": [{"column": "state", "scale": scale, "offset": 1}]}
+        values = scale * state[:, 1] + 1
+        low, high = np.quantile(values, (0.01, 0.99) if mode == "quantiles" else (0, 1))
+        for source in (ds, shared, two):
+            loader = SequenceLoader(
+                source, 16, context=1, normalize={"observations": mode}, batch=BatchOptions(stack=stack)
+            )
+            spec = loader.spec()
+            mean, std = np.array(spec.get("datasets", [spec])[0]["normalize"]["observations"])
+            np.testing.assert_allclose([mean[1], std[1]], [(low + high) / 2, (high - low) / 2], rtol=1e-6)
+            assert loader.batch(0)["observations"][..., 0].unique().tolist() == [-1]
+
+
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_a_mixture_with_its_own_parts(sliced: tuple[Path, Path], prefetch: int, tmp_path: Path) -> None:
     raw, made = map(gear_data.open, sliced)
