@@ -93,7 +93,8 @@ class Rollout:
             target: the return-to-go at the first step.
 
         Raises:
-            InvalidArgumentError: as for `Rollout`; or it is no spec, of a mixture, or has tokens.
+            InvalidArgumentError: as for `Rollout`; or it is no spec, of a mixture, has tokens, or draws
+                arrays by `choose`.
         """
         refuse_keywords_of(Rollout.from_spec, unknown)
         outputs = spec_outputs(spec, "Rollout")
@@ -101,6 +102,15 @@ class Rollout:
             if spec["batch_format"].get(made):
                 raise InvalidArgumentError(
                     f"preset '{spec['batch_format']['name']}' makes {made}, which a rollout does not"
+                )
+        columns = {output.source for output in outputs if output.column}
+        for key, names in spec.get("choose", {}).items():
+            if not columns.isdisjoint(names):
+                raise InvalidArgumentError(
+                    f"choose= draws the key '{key}' among {', '.join(names)}, and a rollout draws nothing",
+                    column=key,
+                    hint="give Rollout.from_spec({**spec, 'choose': {}}): its inputs have the keys of these columns, "
+                    f"of which you give the model one as '{key}'",
                 )
         discount = spec.get("returns_to_go_discount", spec.get("discount", 1.0))
         return Rollout(outputs, target=target, discount=float(discount))

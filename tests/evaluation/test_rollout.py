@@ -221,6 +221,23 @@ def test_a_target_with_the_discount_of_a_dataset(dataset, episodes):
         Rollout.from_spec(shared, target=100.0)
 
 
+def test_arrays_that_choose_draws(dataset, episodes):
+    """The inputs had the keys of the columns, and lacked the key that the model knows."""
+    options = {"preset": "raw", "columns": ["actions", "rewards"], "choose": {"one": ["observations"]}}
+    spec = json.loads(json.dumps(loader_of(dataset, **options).spec()))
+    with pytest.raises(InvalidArgumentError, match=r"(?s)'one' among observations.*\{\*\*spec, 'choose': \{\}\}"):
+        Rollout.from_spec(spec)
+    rollout = Rollout.from_spec({**spec, "choose": {}})
+    rollout.reset(episodes[0]["observations"][0])
+    batch = next(iter(loader_of(dataset, **options, framework="numpy")))
+    np.testing.assert_allclose(rollout.inputs()["observations"][0], batch["one"][0], rtol=1e-5, atol=1e-6)
+    # A fact is no array of the model's inputs.
+    options["choose"] = {"number": ["episode_id", "length"]}
+    rollout = Rollout.from_spec(loader_of(dataset, **options).spec())
+    rollout.reset(episodes[0]["observations"][0])
+    assert rollout.inputs().keys() == {"actions", "rewards", "mask", "timesteps"}
+
+
 def test_errors(dataset, episodes):
     spec = loader_of(dataset, preset="decision_transformer").spec()
     with pytest.raises(InvalidArgumentError, match="needs a target"):
