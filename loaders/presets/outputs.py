@@ -23,6 +23,7 @@ from gear_data.loaders.presets.gato.tokens import (
     GatoPostprocess,
     TokenColumn,
 )
+from gear_data.loaders.presets.packed import SEGMENT_IDS
 from gear_data.loaders.presets.policies.octo import octo_postprocess
 from gear_data.loaders.presets.policies.outputs import mapped_columns, policy_outputs
 from gear_data.loaders.presets.registry import PRESETS, resolve_preset
@@ -179,6 +180,13 @@ def preset_postprocess(preset: str | BatchFormat, request: BatchRequest) -> Post
     if batch_format.chunks:
         return octo_postprocess(batch_format, request)
     return None if batch_format.tokens is None else _tokens(batch_format, batch_format.tokens, request)
+
+
+def token_keys(batch_format: BatchFormat) -> tuple[str, ...]:
+    """Returns the keys of a batch that only `GatoPostprocess` adds or reads; none if the format makes no tokens."""
+    if batch_format.tokens is None:
+        return ()
+    return (TOKENS, TARGETS, SEGMENT_IDS, *((PATCHES, PATCH_ROWS, PATCH_COLUMNS) if batch_format.tokens.patch else ()))
 
 
 def step_tokens(preset: str | BatchFormat, request: BatchRequest) -> int:
@@ -413,9 +421,7 @@ def _has_one_mask(batch_format: BatchFormat, role: Role) -> bool:
 def _check_keys(batch_format: BatchFormat, outputs: Sequence[Output], text: Sequence[BatchColumn]) -> None:
     named = [(output.key, output.source if output.column else output.key) for output in outputs]
     named += [(item.key, item.spec.name) for item in text]
-    keys = {"valid_count"}
-    if batch_format.tokens is not None:
-        keys |= {TOKENS, TARGETS, *((PATCHES, PATCH_ROWS, PATCH_COLUMNS) if batch_format.tokens.patch else ())}
+    keys = {"valid_count", *token_keys(batch_format)}
     for key, column in named:
         if key in keys:
             raise InvalidArgumentError(
@@ -441,12 +447,15 @@ def _tokens(batch_format: BatchFormat, tokens: Tokens, request: BatchRequest) ->
     sequences = [item.key for item in columns if item.spec.name not in request.offsets and item.key not in used]
     ordered = [column for _, column in taken if column.role is Role.OBSERVATION]
     ordered += [column for _, column in taken if column.role is Role.ACTION]
+    # Only arrays that the batch has: a fact may have the name of another one.
+    sequences += [output.key for output in _common(batch_format, request) if output.key != batch_format.mask_key]
+    sequences += [_N_STEP] if request.n_step is not None else []
     varies = any(item.spec.variable_length for item, _ in taken)
     return GatoPostprocess(
         tokens,
         tuple(ordered),
         # Without repetition: a column may have the name of an array that other formats add.
-        sequences=tuple(dict.fromkeys((*sequences, batch_format.timesteps_key or "", "loss_weight", _N_STEP))),
+        sequences=tuple(dict.fromkeys(sequences)),
         pad_left=batch_format.pad_left,
         mask_key=batch_format.mask_key,
         mask_dtype=batch_format.mask_dtype,

@@ -52,8 +52,9 @@ from gear_data.loaders.presets.outputs import (
     step_tokens,
     text_columns,
     token_columns,
+    token_keys,
 )
-from gear_data.loaders.presets.packed import check_packed, packed_format
+from gear_data.loaders.presets.packed import PACKED_KEYS, check_packed, packed_format
 from gear_data.loaders.presets.policies.octo import task_goals
 from gear_data.loaders.presets.policies.outputs import history_steps
 from gear_data.loaders.presets.relative import relative_columns
@@ -329,7 +330,8 @@ def _make_component(
     facts: tuple[Fact, ...] = ()
     choices: tuple[Choice, ...] = ()
     if requested_facts or config.choose:
-        taken = [*(output.key for output in outputs), *variable.values()]
+        taken = [*(output.key for output in outputs), *variable.values(), *token_keys(batch_format)]
+        taken += () if packing is None else PACKED_KEYS
         taken += () if config.goals is None else config.goals.keys
         taken += () if config.embodiment is None else (EMBODIMENT,)
         choices = tuple(

@@ -182,6 +182,24 @@ def test_a_key_of_the_preset_comes_before_a_fact(tmp_path):
     assert (batch["states"].shape, batch["facts.states"]) == ((8, 4, 4), ["abcdef"[i] for i in ids])
 
 
+def test_keys_that_a_preset_or_packing_makes_come_before_facts(tmp_path):
+    """Tokens replaced facts of their names; keys of packed rows were an error of the first batch."""
+    names = ["tokens", "target_mask", "patches", "loss_weight", "segment_ids", "position_ids", "max_seqlen"]
+    ds = write(tmp_path / "d", {name: [10 * i + k for i in range(6)] for k, name in enumerate(names)})
+    packed = {"segment_ids", "position_ids", "max_seqlen"}
+    for columns, own, options in (
+        (names, set(), {}),
+        (names, {"tokens", "target_mask", "segment_ids"}, {"preset": "gato"}),
+        (["actions", *names], packed, {"context": None, "pack": 32}),
+        (names, {"tokens", "target_mask"} | packed, {"context": None, "pack": 320, "preset": "gato"}),
+    ):
+        batch, ids = next(iter(loader := load(ds, columns, **options))), loader.windows(0)["episode_id"]
+        for k, name in enumerate(names):
+            assert batch[f"facts.{name}" if name in own else name].tolist() == (10 * ids + k).tolist()
+    with pytest.raises(InvalidArgumentError, match="two arrays of the batch would have the key 'tokens'"):
+        load(ds, [], preset="gato", choose={"tokens": ["length"]})
+
+
 def test_tensors(dataset):
     loader = load(dataset, framework="torch")
     batch = next(iter(loader))
