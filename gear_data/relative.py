@@ -11,6 +11,7 @@ from gear_data.common.keywords import suggest_fields
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, unknown_name
 from gear_data.schema import ColumnSpec, Schema
+from gear_data.stacking import ALONE
 
 
 @suggest_fields
@@ -154,9 +155,9 @@ def _vector(schema: Schema, name: str) -> ColumnSpec:
     if spec.variable_length or spec.video is not None or spec.dtype == "bool" or len(spec.shape) != 1:
         raise InvalidArgumentError(
             f"relative= needs vectors of numbers, and a step has {spec.dtype} {list(spec.shape)}", column=name,
-            hint="give other columns"
-            if spec.shape
-            else f"make a vector of it with BatchOptions(stack={{'{name}': ['{name}']}})",
+            hint=f"make a vector of it with BatchOptions(stack={{'{name}': ['{name}']}})"
+            if not spec.shape and spec.numpy_dtype.kind in "iuf" and name not in ALONE
+            else "give other columns",
         )  # fmt: skip
     return spec
 

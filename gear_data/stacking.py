@@ -19,7 +19,7 @@ from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unkno
 from gear_data.schema import ColumnSpec
 
 #: Columns with one meaning and one value a step, which are no parts of another column.
-_ALONE = frozenset({"rewards", "dones", "terminated", "truncated", "returns_to_go"})
+ALONE = frozenset({"rewards", "dones", "terminated", "truncated", "returns_to_go"})
 #: Name of the stacked column -> names of its parts, in order.
 Stack = Mapping[str, Sequence[str]]
 #: The same in batches, where a part may be a mapping with the keys `_PART_KEYS`.
@@ -164,7 +164,7 @@ def resolve_stack(columns: Sequence[ColumnSpec], stack: PartsOfStack) -> dict[st
             if part not in known:
                 raise unknown_name("column", part, known)
         for each in (name, *names):
-            if each in _ALONE:
+            if each in ALONE:
                 raise InvalidArgumentError(
                     f"'{each}' cannot be part of a stack, nor the name of one",
                     column=each,

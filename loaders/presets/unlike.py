@@ -12,6 +12,7 @@ import numpy as np
 from gear_data.collection.output import MASK, Output
 from gear_data.common.keywords import check_range
 from gear_data.errors import InvalidArgumentError, unknown_name
+from gear_data.stacking import ALONE
 
 #: Column -> elements of its last axis; or `largest`: the most that a dataset has.
 PadTo = Mapping[str, int] | Literal["largest"]
@@ -184,7 +185,9 @@ def _widths(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> dict[str, int]
                 raise InvalidArgumentError(
                     f"pad_to is {width}, and the column has one number a step in {datasets[number].name}",
                     column=name,
-                    hint=f"make a vector of it with the option {{'stack': {{'{name}': ['{name}']}}}} of this dataset",
+                    hint="leave it out of pad_to"
+                    if name in ALONE
+                    else f"make a vector of it with the option {{'stack': {{'{name}': ['{name}']}}}} of this dataset",
                 )
             if shape[-1] > width:
                 raise InvalidArgumentError(
@@ -254,12 +257,12 @@ def _differences(
     axes = [list(each.shape if width is None else each.shape[:-1]) for each in (one, two)]
     if axes[0] != axes[1]:
         hint = leave_out
-        if not one.shape or not two.shape:
+        if one.source not in ALONE and (not one.shape or not two.shape):
             hint = (
                 f"make a vector of a number with the option {{'stack': {{'{one.source}': ['{one.source}']}}}} of its "
             )
             hint += f"dataset; or {leave_out}"
-        elif width is None and one.shape[:-1] == two.shape[:-1]:
+        elif width is None and one.shape and two.shape and one.shape[:-1] == two.shape[:-1]:
             most = max(one.shape[-1], two.shape[-1])
             hint = f"pad both with Mixture(..., pad_to={{'{one.source}': {most}}}) or pad_to='largest'; or {leave_out}"
         yield "the shape of a step", (list(one.shape), list(two.shape)), hint

@@ -410,7 +410,7 @@ def test_a_column_that_some_episodes_lack(missing: str, normalize: Any, tmp_path
         ({"action": "observations"}, UnknownNameError, "unknown column 'action'"),
         ({"actions": "state"}, UnknownNameError, "unknown column 'state'"),
         ({"actions": "actions"}, InvalidArgumentError, "relative to itself"),
-        ({"actions": "rewards"}, InvalidArgumentError, "needs vectors of numbers"),
+        ({"actions": "rewards"}, InvalidArgumentError, r"(?s)needs vectors of numbers.*give other columns"),
         ({"terminated": "observations"}, InvalidArgumentError, "needs vectors of numbers"),
         ({"observations": "actions"}, InvalidArgumentError, r"element 3 cannot be relative: actions has 3 elements"),
         ({"actions": Relative("observations", mask=[True])}, InvalidArgumentError, "mask has 1 booleans"),

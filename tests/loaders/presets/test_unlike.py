@@ -14,8 +14,10 @@ from torch.utils.data import DataLoader
 
 import gear_data
 from gear_data import ColorJitter, Goals, Mixture, RandomResizedCrop, RandomRotation, RandomShift, SequenceLoader
+from gear_data.collection.output import Output
 from gear_data.errors import GearError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.decoding.images import ImageDecoder
+from gear_data.loaders.presets.unlike import DatasetOutputs, check_shapes
 from tests.support.feed import data as feed_data
 from tests.support.feed import variable as text_data
 from tests.support.feed.arguments import grouped
@@ -336,7 +338,8 @@ def test_a_rollout_says_that_steps_of_an_absent_column_are_padding(datasets: Any
          r"(?s)'observations'.*pad_to is 5, and dataset 2 \(.*2\) has 6 elements.*'observations': 6"),
         ({"observation": 6}, {}, UnknownNameError, r"(?s)'observation'.*observations"),
         ({"infos.count": 6}, {"columns": ["actions"]}, UnknownNameError, "infos.count"),
-        ({"rewards": 2}, {}, InvalidArgumentError, r"(?s)'rewards'.*one number a step.*'stack'"),
+        ({"infos.count": 2}, {}, InvalidArgumentError, r"(?s)'infos.count'.*one number a step.*'stack'"),
+        ({"rewards": 2}, {}, InvalidArgumentError, r"(?s)'rewards'.*one number a step.*leave it out of pad_to"),
         ("largest", {"columns": ["action"]}, UnknownNameError, "action"),
         ("largest", {"offsets": {"action": (0, 1)}}, UnknownNameError, "action"),
         ("largest", {"normalize": ["action"]}, UnknownNameError, "action"),
@@ -397,6 +400,15 @@ def test_unlike_dtypes_and_axes(datasets: Any, make_dataset: Any) -> None:
     named = make_dataset([{"observations.state": e["observations"], "rewards": e["rewards"]} for e in EPISODES[0]])
     with pytest.raises(InvalidArgumentError, match=r"(?s)no observations of one name.*observations\.state.*pad_to"):
         loader([datasets[1], named], pad_to=None)
+
+
+def test_a_number_that_no_stack_takes() -> None:
+    """The hint named a stack of rewards, which is refused."""
+    for name, hint in (("rewards", "leave the column out"), ("infos.count", "make a vector of a number")):
+        each = [DatasetOutputs(f"d{n}", [Output(name, name, "float32", (n,) * n, 0, 1)]) for n in range(2)]
+        with pytest.raises(InvalidArgumentError, match="shape of a step") as error:
+            check_shapes(each)
+        assert f"\n  {hint}" in str(error.value)
 
 
 def test_datasets_of_which_each_pair_shares_observations(make_dataset: Any) -> None:
