@@ -139,9 +139,10 @@ def goal_sources(components: Sequence[LoaderComponent], *, final: bool = False) 
         if component.goals is not None:
             outputs: tuple[Output, ...] = (component.goals.output,)
             if final:
-                state = NextState(1, TERMINATED, outputs[0].source)
+                ends = component.rename.get(TERMINATED, TERMINATED)  # the flags of the dataset, under any name
+                state = NextState(1, ends, outputs[0].source)
                 # The next state depends on the flags. Another node sends them only if an output reads them.
-                flags = Output(TERMINATED, TERMINATED, "bool", (), 0, 1, squeeze_time=True)
+                flags = Output(TERMINATED, ends, "bool", (), 0, 1, squeeze_time=True)
                 outputs = dataclasses.replace(outputs[0], shift=1, next_state=state), flags
             sources.append(component.collect_source(outputs))
     return sources

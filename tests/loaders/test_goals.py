@@ -228,6 +228,18 @@ def test_future_goals_reach_the_final_observation(ended, frames, join):
     assert finals > 10
 
 
+@pytest.mark.parametrize("join", [False, True])
+def test_future_goals_of_a_dataset_whose_flags_have_another_name(ended, join):
+    options = {"columns": ["observations"], "goals": Goals(0.1, 0.7, 0.2, geometric=False, future=True)}
+    rename = {"terminated": "ended", "truncated": "terminated"}
+    plain, renamed = (
+        loader(Mixture([(ended[1], 1, own), (ended[1], 1)], join=join), **options) for own in ({}, {"rename": rename})
+    )
+    for batch, other in zip(islice(renamed, STEPS), plain, strict=False):
+        assert batch.keys() == other.keys() >= {"value_goals", "actor_goals"}
+        assert all(torch.equal(batch[key], other[key]) for key in batch)
+
+
 def test_goals_and_several_steps_are_refused(ended):
     with pytest.raises(InvalidArgumentError, match="goals relabel the reward of one step, and n_step is 3"):
         loader(ended[1], preset="transitions", n_step=3)
