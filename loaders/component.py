@@ -206,6 +206,7 @@ class LoaderComponent:
             **({"stack": parts_json(self.parts)} if self.parts else {}),
             "outputs": [output_to_json(output) for output in self.outputs],
             **({"letterbox": sorted(self.letterboxed)} if self.letterboxed else {}),
+            **({"clipped": sorted(self.clipped)} if self.clipped else {}),
             **({"rename": dict(self.rename)} if self.rename else {}),
             **({} if self.embodiment is None else {"embodiment": self.embodiment}),
             "window_ids": self.window_ids,

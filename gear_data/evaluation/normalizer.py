@@ -191,7 +191,7 @@ class Normalizer:
     def normalize(
         self, column: str, values: npt.ArrayLike, *, relative_to: npt.ArrayLike | None = None
     ) -> npt.NDArray[Any]:
-        """Returns a column's values as a batch holds them.
+        """Returns a column's values as a batch holds them, before the option `clip` of a preset.
 
         Args:
             column: name of the column in the dataset; of a mixture's dataset, after its option `rename`.

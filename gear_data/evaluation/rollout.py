@@ -80,6 +80,8 @@ class Rollout:
                 if output.relative.delta:
                     self._columns.setdefault(output.source, output.without_zeros.shape)
         self._observations = [name for name in self._columns if name not in (*_OF_STEPS, *_FLAGS)]
+        # Key of an array -> what the preset clips it to.
+        self._limits: dict[str, float] = {}
         self._history: dict[str, list[npt.NDArray[Any]]] = {}
         self._step = -1
         self._return_to_go = self._target
@@ -113,7 +115,9 @@ class Rollout:
                     f"of which you give the model one as '{key}'",
                 )
         discount = spec.get("returns_to_go_discount", spec.get("discount", 1.0))
-        return Rollout(outputs, target=target, discount=float(discount))
+        rollout = Rollout(outputs, target=target, discount=float(discount))
+        rollout._limits = dict.fromkeys(spec.get("clipped", ()), float(spec["batch_format"].get("clip", 0.0)))
+        return rollout
 
     def reset(self, observation: Observation) -> None:
         """Begins an episode.
@@ -155,7 +159,9 @@ class Rollout:
             InvalidArgumentError: the episode has not begun.
         """
         self._check_begun()
-        return {output.key: self._array(output)[None] for output in self._outputs}
+        inputs = {output.key: self._array(output)[None] for output in self._outputs}
+        clipped = {key: np.clip(inputs[key], -limit, limit) for key, limit in self._limits.items() if key in inputs}
+        return {**inputs, **clipped}
 
     def action(self, predicted: npt.ArrayLike) -> npt.NDArray[Any]:
         """Returns the current step's action from a model's predictions.

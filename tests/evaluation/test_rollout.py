@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from gear_data import Fifo, Mixture, Normalizer, ReturnOptions, Rollout, SequenceLoader, WindowOptions
+from gear_data import BatchOptions, Fifo, Mixture, Normalizer, ReturnOptions, Rollout, SequenceLoader, WindowOptions
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed.data import convert_episodes, locomotion
 
@@ -236,6 +236,22 @@ def test_arrays_that_choose_draws(dataset, episodes):
     rollout = Rollout.from_spec(loader_of(dataset, **options).spec())
     rollout.reset(episodes[0]["observations"][0])
     assert rollout.inputs().keys() == {"actions", "rewards", "mask", "timesteps"}
+
+
+def test_observations_are_clipped_as_in_batches(dataset):
+    """By groot, if `minmax` or `quantiles` normalises them: an environment goes beyond the dataset's range."""
+    options = {"context": 1, "preset": "groot", "offsets": {"actions": (0, 16)}}
+    plain = BatchOptions(preset_options={"clip": 0.0})
+    for normalize, more, clipped in (
+        ({"observations": "minmax"}, {}, True), (True, {}, False), ({"observations": "minmax"}, {"batch": plain}, False)
+    ):  # fmt: skip
+        loader = loader_of(dataset, normalize=normalize, **options, **more)
+        rollout = Rollout.from_spec(json.loads(json.dumps(loader.spec())))
+        rollout.reset(np.array([1e3, -1e3, 1e3, -1e3]))
+        state = rollout.inputs()["state"]
+        assert state.dtype == np.float32 and not state[..., 4:].any()
+        assert (state[0, 0, :4].tolist() == [1, -1, 1, -1]) == clipped
+        assert ("clipped" in loader.spec()) == clipped
 
 
 def test_errors(dataset, episodes):
