@@ -13,15 +13,14 @@ from typing import Any
 import numpy as np
 
 from gear_data.collection.output import MASK, TIMESTEPS, Output
+from gear_data.errors import InvalidArgumentError
 from gear_data.kernels import cpu
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.batch_request import BatchRequest
 from gear_data.loaders.presets.gato.tokens import BatchRows
 
 #: Keys of Octo's batches.
-_PADS, _COMPLETED, _ACTION_PADS = (
-    "observation.timestep_pad_mask", "observation.task_completed", "action_pad_mask",
-)  # fmt: skip
+_PADS, _COMPLETED, _ACTION = "observation.timestep_pad_mask", "observation.task_completed", "action"
 _TEXT, _TEXT_MASK = "task.language_instruction", "task.pad_mask_dict.language_instruction"
 
 
@@ -88,39 +87,59 @@ def _is_observation(output: Output) -> bool:
 def octo_postprocess(
     batch_format: BatchFormat, request: BatchRequest
 ) -> Callable[[dict[str, Any], BatchRows], dict[str, Any]]:
-    """Returns the function that makes Octo's chunks; see `octo_batch`."""
+    """Returns the function that makes Octo's chunks; see `octo_batch`.
+
+    Raises InvalidArgumentError if the batches have no actions.
+    """
+    keys = batch_format.keys
+    named = {key for name, key in keys.items() if name in request.schema} | {*request.chosen}
+    actions = _ACTION if _ACTION in named else keys.get("actions", "actions")
+    if not actions:
+        raise InvalidArgumentError(
+            f"preset '{batch_format.name}' makes chunks of the actions, and the option keys leaves them out",
+            column="actions",
+            hint=f"give preset_options={{'keys': {{'actions': '{_ACTION}'}}}}",
+        )
     return functools.partial(
-        octo_batch, history=batch_format.history, horizon=request.context, keep_image_prob=batch_format.keep_image_prob
+        octo_batch,
+        history=batch_format.history,
+        horizon=request.context,
+        keep_image_prob=batch_format.keep_image_prob,
+        actions=actions,
+        element_mask=batch_format.element_mask,
     )
 
 
 def octo_batch(
-    batch: dict[str, Any], rows: BatchRows, *, history: int, horizon: int, keep_image_prob: float
-) -> dict[str, Any]:
+    batch: dict[str, Any], rows: BatchRows, *, history: int, horizon: int, keep_image_prob: float, actions: str,
+    element_mask: str,
+) -> dict[str, Any]:  # fmt: skip
     """Makes a chunk of actions for each step of the history.
 
     As `chunk_act_obs` of octo-models/octo (commit 241fb35, `data/traj_transforms.py`): a step of the history before the
     episode has the chunk of the first step. `task_completed` is true two steps later than the last step.
 
     Args:
-        batch: key -> array; `action` [B, history + horizon - 1, A], whose first step is the history's.
+        batch: key -> array; the actions [B, history + horizon - 1, A], whose first step is the history's.
         rows: the rows of the batch.
         history: steps of observations.
         horizon: actions of a chunk.
-        keep_image_prob: see `BatchFormat`.
+        keep_image_prob, element_mask: see `BatchFormat`.
+        actions: the key of the actions.
     """
     places = np.arange(history)[:, None] + np.arange(horizon)
     before = (~batch[_PADS]).sum(1)
     # A step of the history before the episode has the chunk of the first step in the episode.
     chunk = np.maximum(np.arange(history), before[:, None])
-    batch["action"] = batch["action"][np.arange(len(before))[:, None, None], places[chunk]]
+    batch[actions] = batch[actions][np.arange(len(before))[:, None, None], places[chunk]]
     # Steps before the episode are not behind it.
     completed = batch[_COMPLETED][:, places] & (places >= history)
     if GOAL_STEPS in batch:
         ahead = batch[GOAL_STEPS].astype(np.int64) - batch["observation.timestep"][:, -1]
         completed = ahead[:, None, None] - (places - (history + 1)) <= 0
     batch[_COMPLETED] = completed
-    batch[_ACTION_PADS] = batch[_ACTION_PADS][:, None, None, :] & ~completed[..., None]
+    if element_mask:
+        batch[element_mask] = batch[element_mask][:, None, None, :] & ~completed[..., None]
     texts = batch.get(_TEXT)
     if isinstance(texts, list):
         batch[_TEXT_MASK] = np.array([bool(text) for text in texts], np.bool_)

@@ -437,6 +437,21 @@ def test_a_dataset_without_the_cameras_of_which_others_have_one(filmed: Filmed, 
         assert batch["image_mask.base_0_rgb"][row] == (source < 2)
 
 
+@pytest.mark.parametrize("goals", ["", "uniform"])
+def test_octo_with_other_keys_of_the_actions(dataset: gear_data.Dataset, goals: str) -> None:
+    options = {**OCTO, "goals": goals}
+    names = {"action": "act", "action_pad_mask": "act_mask"}
+    other = {**options, "keys": {**OCTO["keys"], "actions": "act"}, "element_mask": "act_mask"}
+    batch, renamed = (load(dataset, "octo", preset_options=each).batch(0) for each in (options, other))
+    assert {*renamed} == {names.get(key, key) for key in batch}
+    for key, values in batch.items():
+        np.testing.assert_array_equal(renamed[names.get(key, key)], values)
+    without = load(dataset, "octo", preset_options={**options, "element_mask": ""}).batch(0)
+    assert batch.keys() - without.keys() == {"action_pad_mask"}
+    with pytest.raises(InvalidArgumentError, match=r"(?s)keys leaves them out.*'actions': 'action'"):
+        load(dataset, "octo", preset_options={**options, "keys": {**OCTO["keys"], "actions": ""}})
+
+
 def test_errors_say_what_to_give(dataset: gear_data.Dataset, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"no image for 'image\.base_0_rgb'") as unnamed:
         load(dataset, "openpi", preset_options=None)
