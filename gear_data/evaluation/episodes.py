@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.extras import import_extra
-from gear_data.common.keywords import refuse_keywords_of
+from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.common.progress import progress_bar
 from gear_data.errors import InvalidArgumentError
 from gear_data.evaluation.reference_scores import normalized_scores, reference_returns
@@ -118,15 +118,15 @@ def evaluate(
         progress: whether to show a progress bar; None: on a terminal.
 
     Raises:
-        InvalidArgumentError: `episodes` is below 1, the policy has no method of a policy, or Gymnasium cannot make the
-            environment.
+        InvalidArgumentError: `episodes` or `seed` is out of its range, the policy has no method of a policy, or
+            Gymnasium cannot make the environment.
         UnknownNameError: D4RL has no reference returns for `reference`.
         UnknownArgumentError: there is no argument of a name.
         MissingExtraError: `env` is an id, and Gymnasium is not installed.
     """
     refuse_keywords_of(evaluate, unknown)
-    if episodes < 1:
-        raise InvalidArgumentError(f"episodes must be at least 1, not {episodes}")
+    check_range("episodes", episodes, 1)
+    check_range("seed", seed, 0)
     chosen = _as_policy(policy)
     if reference is not None:
         normalized_scores(np.empty(0), reference)  # an unknown name would lose the episodes

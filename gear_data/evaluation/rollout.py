@@ -19,6 +19,7 @@ from gear_data.common.keywords import refuse_keywords_of, suggest_keywords
 from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError
 from gear_data.evaluation.normalizer import AffineMap, normalizer_of, spec_outputs
+from gear_data.storage.sidecar import check_discount
 
 _OF_STEPS = _ACTIONS, _REWARDS, _RETURN_TO_GO = "actions", "rewards", "returns_to_go"
 #: They are 0 while an episode runs.
@@ -45,7 +46,8 @@ class Rollout:
         discount: the discount of the batches' returns-to-go.
 
     Raises:
-        InvalidArgumentError: there is no target, or the batches have columns with offsets and windows of several steps.
+        InvalidArgumentError: there is no target, `target` or `discount` is no such number, or the batches have columns
+            with offsets and windows of several steps.
     """
 
     def __init__(self, outputs: Sequence[Output], *, target: float | None = None, discount: float = 1.0) -> None:
@@ -64,12 +66,18 @@ class Rollout:
         self._outputs = [o for o in outputs if _is_known(o) and not (self._ahead and o.within_window and o.width > 1)]
         self._action_output = next((each for each in outputs if each.column and each.source == _ACTIONS), None)
         self._action_map = normalizer_of(outputs).columns.get(_ACTIONS)
-        self._discount = discount
-        if target is None and any(each.source == _RETURN_TO_GO and each.column for each in self._outputs):
-            raise InvalidArgumentError(
-                "the batches have returns_to_go, so the rollout needs a target", hint="target=3000"
-            )
-        self._target = 0.0 if target is None else float(target)
+        self._discount = check_discount(discount)
+        if any(each.source == _RETURN_TO_GO and each.column for each in self._outputs):
+            if target is None:
+                raise InvalidArgumentError(
+                    "the batches have returns_to_go, so the rollout needs a target", hint="target=3000"
+                )
+            if not self._discount:
+                raise InvalidArgumentError(
+                    "the batches have returns_to_go with a discount of 0, and no target says those of later steps",
+                    hint="train with a discount above 0",
+                )
+        self._target = _as_target(target)
         self._length = max((each.span.width - _last_offset(each) for each in self._outputs), default=1)
         # Column -> the shape of a step.
         self._columns = {o.source: o.without_zeros.shape for o in self._outputs if o.column and not o.absent}
@@ -115,7 +123,7 @@ class Rollout:
                     f"of which you give the model one as '{key}'",
                 )
         discount = spec.get("returns_to_go_discount", spec.get("discount", 1.0))
-        rollout = Rollout(outputs, target=target, discount=float(discount))
+        rollout = Rollout(outputs, target=target, discount=discount)
         rollout._limits = dict.fromkeys(spec.get("clipped", ()), float(spec["batch_format"].get("clip", 0.0)))
         return rollout
 
@@ -147,7 +155,8 @@ class Rollout:
         for name, value in ((_ACTIONS, action), (_REWARDS, reward)):
             if name in self._columns:
                 self._history[name][-1] = self._value(name, value)
-        self._return_to_go = (self._return_to_go - float(reward)) / self._discount
+        if self._discount:
+            self._return_to_go = (self._return_to_go - float(reward)) / self._discount
         self._begin_step(observation)
 
     def inputs(self) -> dict[str, npt.NDArray[Any]]:
@@ -322,6 +331,14 @@ class Rollout:
 
 #: A value that is not known yet.
 _UNKNOWN = np.empty(0)
+
+
+def _as_target(target: Any) -> float:
+    """Returns the argument `target` as a float; 0 without one."""
+    try:
+        return 0.0 if target is None else float(target)
+    except (TypeError, ValueError) as error:
+        raise InvalidArgumentError(f"target must be a number, not {shown(target)}", hint="target=3000") from error
 
 
 def _mapped(output: Output, value: npt.NDArray[Any], position: int) -> npt.NDArray[Any]:

@@ -17,9 +17,10 @@ from gear_data.errors import EpisodeIndexError, InvalidArgumentError
 from gear_data.loaders.presets.facts import FactValues, batch_facts, split_columns
 from gear_data.loaders.sequence_loader import SequenceLoader
 
-#: Arguments of a SequenceLoader that its windows do not depend on, or that the DataLoader decides.
+#: Arguments of a SequenceLoader that its windows do not depend on, or that the DataLoader decides; and `pack`, whose
+#: rows have several windows.
 _OF_BATCHES = {
-    "batch_size", "device", "epochs", "execution", "framework", "passes", "prefetch", "rank", "sampler", "seed",
+    "batch_size", "device", "epochs", "execution", "framework", "pack", "passes", "prefetch", "rank", "sampler", "seed",
     "steps", "world_size",
 }  # fmt: skip
 

@@ -61,8 +61,9 @@ def test_a_sequence_policy_sees_what_the_environment_gave(tmp_path):
 
 
 def test_errors():
-    with pytest.raises(InvalidArgumentError, match="at least 1, not 0"):
-        gear_data.evaluate(push, "CartPole-v1", episodes=0)
+    for options in ({"episodes": 0}, {"episodes": "3"}, {"episodes": 1.5}, {"seed": "3"}, {"seed": -1}):
+        with pytest.raises(InvalidArgumentError, match="must be an integer of at least"):
+            gear_data.evaluate(push, "CartPole-v1", **options)
     with pytest.raises(InvalidArgumentError, match="policy must be a function"):
         gear_data.evaluate(3, "CartPole-v1")
     with pytest.raises(InvalidArgumentError, match="cannot make 'CartPole-v9'"):

@@ -264,6 +264,17 @@ def test_errors(dataset, episodes):
         for kind in (Rollout, Normalizer):
             with pytest.raises(InvalidArgumentError, match=rf"(?s)returns, not .*{kind.__name__}\.from_spec\(loader"):
                 kind.from_spec(taken)
+    with pytest.raises(InvalidArgumentError, match="target must be a number, not 'high'"):
+        Rollout.from_spec(spec, target="high")
+    for discount, message in ((0, "a discount of 0"), ("0.9", "must be a number"), (2, "from 0 to 1")):
+        with pytest.raises(InvalidArgumentError, match=message):
+            Rollout.from_spec({**spec, "discount": discount}, target=1.0)
+    # Without returns-to-go the discount does not matter.
+    spec_of_zero = loader_of(dataset, preset="raw", columns=["rewards"], returns=ReturnOptions(discount=0)).spec()
+    rollout = Rollout.from_spec(spec_of_zero)
+    rollout.reset(episodes[0]["observations"][0])
+    rollout.update(episodes[0]["actions"][0], 2.0, episodes[0]["observations"][1])
+    assert rollout.inputs()["rewards"][0, :2].tolist() == [2, 0]
     rollout = Rollout.from_spec(spec, target=1.0)
     with pytest.raises(InvalidArgumentError, match="has not begun"):
         rollout.inputs()

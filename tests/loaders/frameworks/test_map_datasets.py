@@ -145,6 +145,8 @@ def test_cameras_are_decoded(sources: Any, tmp_path: Path) -> None:
 def test_wrong_arguments(dataset: gear_data.Dataset) -> None:
     with pytest.raises(InvalidArgumentError, match="no batch_size, sampler"):
         dataset.to_torch_dataset(4, batch_size=3, sampler="shuffle")
+    with pytest.raises(InvalidArgumentError, match=r"(?s)no pack.*SequenceLoader"):
+        dataset.to_torch_dataset(4, pack=32)
     with pytest.raises(InvalidArgumentError, match="give context="):
         dataset.to_torch_dataset(preset="decision_transformer")
     with pytest.raises(UnknownNameError, match="did you mean 'rewards'"):
