@@ -373,12 +373,11 @@ def _last_offset(output: Output) -> int:
 
 def _current_step(output: Output) -> int:
     """Returns the position of the current step in an array with offsets."""
-    if output.steps is None:
-        return -output.first
-    places = list(zip(output.steps, output.weights or (0.0,) * len(output.steps), strict=True))
+    steps = range(output.first, output.first + output.width) if output.steps is None else output.steps
+    places = list(zip(steps, output.weights or (0.0,) * len(steps), strict=True))
     if (0, 0.0) not in places:
         raise InvalidArgumentError(
-            f"the actions of a batch have the offsets {list(output.steps)}, without the current step",
+            f"the actions of a batch have the offsets {list(steps)}, without the current step",
             column=output.source,
             hint="give the action of one step: [A]",
         )

@@ -119,11 +119,14 @@ def test_listed_steps_of_observations_and_actions(dataset, episodes):
     rollout = Rollout.from_spec(loader.spec())
     rollout.reset(episodes[0]["observations"][0])
     assert rollout.action(np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])).tolist() == [1.0, 2.0, 3.0]
-    late = loader_of(dataset, context=1, offsets={"actions": [2, 5]}, columns=["observations", "actions"])
-    rollout = Rollout.from_spec(late.spec())
-    rollout.reset(episodes[0]["observations"][0])
-    with pytest.raises(InvalidArgumentError, match="without the current step"):
-        rollout.action(np.zeros((2, 3)))
+    # Of a range that begins later, the last step was the current one.
+    for steps in ([2, 5], (1, 3)):
+        late = loader_of(dataset, context=1, offsets={"actions": steps}, columns=["observations", "actions"])
+        rollout = Rollout.from_spec(late.spec())
+        rollout.reset(episodes[0]["observations"][0])
+        with pytest.raises(InvalidArgumentError, match="without the current step"):
+            rollout.action(np.zeros((2, 3)))
+        assert rollout.action(np.ones(3)).tolist() == [1, 1, 1]
 
 
 def test_transitions_have_no_next_observations_yet(dataset, episodes):
