@@ -279,8 +279,9 @@ def test_a_constant_element_becomes_minus_one_with_any_sign(mode: str, tmp_path:
     for scale in (-1, -2, 2):
         stack = {"observations": [{"column": "state", "scale": scale, "offset": 1}]}
         values = scale * state[:, 1] + 1
-        low, high = np.quantile(values, (0.01, 0.99) if mode == "quantiles" else (0, 1))
-        for source in (ds, shared, two):
+        for source, copies in ((ds, 1), (shared, 1), (two, 2)):
+            ends = (0.01, 0.99) if mode == "quantiles" else (0, 1)
+            low, high = np.quantile(np.tile(values, copies), ends)
             loader = SequenceLoader(
                 source, 16, context=1, normalize={"observations": mode}, batch=BatchOptions(stack=stack)
             )
