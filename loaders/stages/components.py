@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -202,9 +202,30 @@ def _described(name: str, dataset: Dataset, config: LoaderConfig, elements: froz
         lambda spec: column_steps(batch_format, offsets, context, spec), weights,
     )  # fmt: skip
     normalized = NormalizedDataset(name, dataset, schema, parts, config.normalize, config.rename, relative)
+    if batch_format.pad_left and context > 1:
+        _check_steps_in_place(normalized, offsets, batch_format.name)
     for column, each in relative.items():
         check_present(dataset, [part.name for of in (column, each.to.source) for part in normalized.stored_parts(of)])
     return _Described(normalized, offsets, weights)
+
+
+def _check_steps_in_place(normalized: NormalizedDataset, offsets: Container[str], preset: str) -> None:
+    """Raises InvalidArgumentError if statistics of single steps would be applied to other steps.
+
+    Args:
+        normalized: a dataset whose windows have padding before their steps.
+        offsets: columns that have each step at its own position.
+        preset: for errors.
+    """
+    ways = normalized.ways()
+    for column, each in normalized.relative.items():
+        if each.per_step and isinstance(ways.get(column), str) and column not in offsets:
+            raise InvalidArgumentError(
+                f"per_step has statistics of each step of a window, and preset '{preset}' moves the steps of short "
+                "windows behind their padding",
+                column=column,
+                hint="give preset_options={'side': 'right'}, or offsets of the column, or leave per_step out",
+            )
 
 
 def _shared_statistics(

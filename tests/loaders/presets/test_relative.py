@@ -164,6 +164,23 @@ def test_given_numbers_normalise_the_differences(dataset: Any, shape: tuple[int,
         np.testing.assert_array_equal(batch["actions"][row], values.astype(np.float32))
 
 
+def test_statistics_of_each_step_need_the_steps_in_their_places(dataset: Any) -> None:
+    """Padding before a short window moves its steps; with offsets, or padding behind them, they stay."""
+    options: dict[str, Any] = {"relative": {"actions": Relative("observations", per_step=True)}, "context": 3}
+    options["preset"] = "decision_transformer"
+    with pytest.raises(InvalidArgumentError, match=r"(?s)per_step .*'side': 'right'"):
+        loader(dataset, normalize={"actions": "minmax"}, **options)
+    # Given numbers are by position, and not refused.
+    loader(dataset, normalize={"actions": (np.zeros((3, 3)), np.ones((3, 3)))}, **options)
+    for other in ({"preset_options": {"side": "right"}}, {"offsets": {"actions": (0, 3)}}):
+        found = loader(dataset, normalize={"actions": "minmax"}, **options, **other)
+        batch, (mean, std) = found.batch(0), map(np.array, found.spec()["normalize"]["actions"])
+        for row, window in enumerate(windows_of(found, 0)):
+            wanted, valid = expected(window, range(3))
+            wanted = (wanted - mean) / std
+            np.testing.assert_allclose(batch["actions"][row][valid], wanted[valid], rtol=1e-5, atol=1e-5)
+
+
 def test_elements_by_number_and_by_name(tmp_path: Path) -> None:
     state = ["gripper", "base", "shoulder", "elbow"]
     ds = named(EPISODES, tmp_path / "d", {"observations": state, "actions": JOINTS})
