@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from multiprocessing.util import Finalize
 from pathlib import Path
 
+from gear_data.errors import StorageFullError, UnwritableError, is_disk_full, refuse_exhausted
+
 _SCRATCH = "gear-data-scratch-"
 #: Names that `tempfile.mkdtemp` makes of `_SCRATCH`.
 _SCRATCH_NAME = re.compile(rf"{_SCRATCH}[a-z0-9_]{{8}}")
@@ -46,7 +48,7 @@ def scratch_folder() -> Iterator[Path]:
     It is removed at the end. If the process is killed, the next process that needs such a folder removes it.
 
     Raises:
-        OSError: the folder cannot be created.
+        StorageFullError, UnwritableError: the folder cannot be created.
     """
     folder, lock = _create_scratch()
     try:
@@ -75,7 +77,7 @@ class OwnedFolder:
         path: the folder.
 
     Raises:
-        OSError: the folder cannot be created.
+        StorageFullError, UnwritableError: the folder cannot be created.
     """
 
     def __init__(self) -> None:
@@ -94,6 +96,18 @@ def _create_scratch() -> tuple[Path, int]:
     Returns the folder and the descriptor of its lock. The kernel releases the lock when the process ends. So a
     folder that is not locked belongs to no process.
     """
+    try:
+        return _locked_scratch()
+    except OSError as error:
+        refuse_exhausted(error, _SCRATCH)
+        kind = StorageFullError if is_disk_full(error) else UnwritableError
+        raise kind(
+            f"a folder for temporary files cannot be made: {error}",
+            hint="free some space, or name another folder in the environment variable TMPDIR",
+        ) from error
+
+
+def _locked_scratch() -> tuple[Path, int]:
     _remove_abandoned()
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_SCRATCH))

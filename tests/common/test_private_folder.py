@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gear_data.common.private_folder import scratch_folder
+from gear_data.errors import GearError, StorageFullError, UnwritableError
 from tests.support.docs.examples import ROOT
 
 
@@ -26,6 +28,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 _HOLDER = """
 import sys
 from gear_data.common.private_folder import scratch_folder
+from gear_data.errors import GearError, StorageFullError, UnwritableError
 with scratch_folder() as folder:
     (folder / "data").write_bytes(b"data")
     print(folder, flush=True)
@@ -53,6 +56,23 @@ def test_the_folder_of_a_killed_process_is_removed_by_the_next(temporary: Path) 
     assert (folder / "data").exists()
     with scratch_folder() as other:
         assert list(temporary.iterdir()) == [other]
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, StorageFullError), (errno.EACCES, UnwritableError)])
+def test_a_folder_that_cannot_be_made(number: int, kind: type[GearError], monkeypatch: pytest.MonkeyPatch) -> None:
+    def mkdir(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    with pytest.raises(kind, match=r"temporary files(.|\n)*TMPDIR"), scratch_folder():
+        pass
+
+
+def test_a_folder_for_temporary_files_that_is_gone(temporary: Path) -> None:
+    assert tempfile.gettempdir() == str(temporary)
+    temporary.rmdir()
+    with pytest.raises(UnwritableError, match="TMPDIR"), scratch_folder():
+        pass
 
 
 def test_other_folders_are_left_in_peace(temporary: Path) -> None:

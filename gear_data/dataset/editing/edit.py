@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
@@ -19,7 +17,7 @@ from gear_data.dataset.stores.store import DatasetStore, restored
 from gear_data.errors import InvalidArgumentError
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.arrow_files import buffer_offsets, column_array, write_ipc
-from gear_data.storage.atomic import checksum, typed_write_errors
+from gear_data.storage.atomic import checksum
 from gear_data.storage.content_hash import content_hashes
 from gear_data.storage.edits.changes import AddedColumn, Edit
 from gear_data.storage.edits.files import EditedFiles
@@ -83,7 +81,7 @@ def edited_columns(store: DatasetStore, names: Edit, values: ShardValues | None,
         StorageFullError, UnwritableError: the folder of temporary files cannot be written to.
         GearError: as `values`.
     """
-    owner = _owned_folder()
+    owner = OwnedFolder()
     try:
         manifest = _Columns(store, LocalFileStore(owner.path), what).manifest(names, values)
     except BaseException:
@@ -94,7 +92,7 @@ def edited_columns(store: DatasetStore, names: Edit, values: ShardValues | None,
 
 def edited_facts(store: DatasetStore, episodes: pa.Table, what: str) -> DatasetStore:
     """Returns a store with another episode table, of the same episodes. Raises the errors of `edited_columns`."""
-    owner = _owned_folder()
+    owner = OwnedFolder()
     try:
         name = f"{_folder(store, what)}/episodes.arrow"
         entry = write_table(LocalFileStore(owner.path), name, join_episode_tables([with_plain_text(episodes)]))
@@ -107,11 +105,6 @@ def edited_facts(store: DatasetStore, episodes: pa.Table, what: str) -> DatasetS
         owner.remove()
         raise
     return _opened(store, manifest, owner)
-
-
-def _owned_folder() -> OwnedFolder:
-    with typed_write_errors(Path(tempfile.gettempdir())):
-        return OwnedFolder()
 
 
 def _opened(store: DatasetStore, manifest: Manifest, owner: OwnedFolder) -> DatasetStore:
