@@ -7,6 +7,7 @@ import itertools
 import os
 import resource
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -139,6 +140,8 @@ def test_two_writers_without_flock_lose_nothing(tmp_path: Path, monkeypatch: pyt
         raise OSError(errno.ENOLCK, "No locks available")
 
     monkeypatch.setattr(fcntl, "flock", no_flock)
+    # Other processes have locks, and would remove folders for temporary files that nobody has locked.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder, number = tmp_path / "live", 0
     writers = [gear_data.Writer(folder), gear_data.Writer(folder)]
     for _ in range(3):
