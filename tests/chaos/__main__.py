@@ -1,6 +1,7 @@
 """Runs the harnesses: `make chaos MINUTES=10 SEED=1`, or `python -m tests.chaos`.
 
-Prints the seed, a Markdown table of counts, and every failure. The exit status is 1 if there is a failure.
+Prints the seed, every failure when its harness ends, and a Markdown table of counts. The exit status is 1 if there is
+a failure.
 """
 
 from __future__ import annotations
@@ -49,13 +50,15 @@ def main() -> int:
         limit = Limit(runs=1, first=options.case)
     else:
         limit = Limit(60 * options.minutes / len(names), options.runs)
-    results = [_run(name, options.seed, limit) for name in names]
-    print(markdown(results))
-    for name, result in zip(names, results, strict=True):
+    results = []
+    for name in names:
+        result = _run(name, options.seed, limit)
+        results.append(result)
         for note in result.notes:
-            print(f"{result.harness}: {note}")
+            print(f"{result.harness}: {note}", flush=True)
         for failure in result.failures:
-            print(f"FAILED --only {name} --seed {result.seed}: {failure}")
+            print(f"FAILED --only {name} --seed {result.seed}: {failure}", flush=True)
+    print(markdown(results))
     return 1 if any(result.failures for result in results) else 0
 
 
