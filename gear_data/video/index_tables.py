@@ -122,6 +122,11 @@ class VideoIndex:
             return np.zeros(0, np.int64)
         return np.add.reduceat(flags & DISCARD == 0, self._starts[:-1], dtype=np.int64)
 
+    @cached_property
+    def num_pixels(self) -> int:
+        """The pixels of all frames of all files."""
+        return int((self.frame_counts * self._numbers["height"].astype(np.int64) * self._numbers["width"]).sum())
+
     def _file(self, number: int) -> VideoFile:
         row: dict[str, Any] = {name: column[number].item() for name, column in self._numbers.items()}
         row |= {name: column[number].as_py() for name, column in self._texts.items()}

@@ -19,6 +19,7 @@ from gear_data.video.decoding.decoder import DecodeError, Picture, undecodable
 from gear_data.video.decoding.jobs import GroupJob, cut_packets, packet_ranges, plan_jobs
 from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.decoding.process_state import process_state
+from gear_data.video.decoding.references import needed_packets
 from gear_data.video.decoding.requests import FileRequest, file_requests
 from gear_data.video.decoding.targets import FrameTarget, RgbFrames, YuvFrames
 from gear_data.video.file_index import ColorProperties, VideoFile
@@ -171,7 +172,7 @@ class FrameReader:
         before = int(video.packets.pts[video.frames[frame - 1]])
         # The frame before is in the cache, but this frame is not: the call before decoded only a part of the group.
         decoded = self._key(video, before) in process_state().cache
-        return replace(job, last=job.end) if decoded and before >= job.trusted else job
+        return replace(job, last=job.end, every=True) if decoded and before >= job.trusted else job
 
     def _parameters(self, video: VideoFile) -> Hashable:
         """Returns the key of the decoders that can decode a file."""
@@ -216,6 +217,8 @@ class FrameReader:
         parameters = self._parameters(video)
         try:
             packets = list(cut_packets(self.index, job, ranges, data))
+            if not (job.every or 2 * self.index.num_pixels <= limit or min(missing) < job.trusted):
+                packets = needed_packets(video, packets, missing.keys() | request.expected)
             decoder = state.take_decoder(parameters) or self._make_decoder(video)
             # Frames before the first key frame of a file are as a decoder gives them.
             for picture in decoder.decode(packets, min(job.trusted, *job.frames)):

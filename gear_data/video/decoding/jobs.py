@@ -31,6 +31,7 @@ class GroupJob:
         end: the last packet of the last group, excluded.
         frames: presentation time of each wanted frame -> its number.
         trusted: frames from this time on are right. Earlier frames need packets before `first`.
+        every: whether later calls will want all frames up to `last`.
     """
 
     file: int
@@ -39,6 +40,7 @@ class GroupJob:
     end: int
     frames: dict[int, int]
     trusted: int
+    every: bool = False
 
 
 def plan_jobs(index: VideoIndex, file: int, frames: Sequence[int]) -> Iterator[GroupJob]:

@@ -6,11 +6,13 @@ decoders refuse to begin there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 
-#: Types of H.264's NAL units (ITU-T H.264, table 7-1), and of the SEI message for recovery points (D.1.8).
-_SLICE, _IDR_SLICE, _SEI, _RECOVERY_POINT = 1, 5, 6, 6
+from gear_data.video.nal_units import IDR_SLICE, SEI, SLICE, nal_units
+
+#: Type of H.264's SEI message for recovery points (ITU-T H.264, D.1.8).
+_RECOVERY_POINT = 6
 #: Types of HEVC's NAL units at which decoding can begin (ITU-T H.265, table 7-1: BLA, IDR, CRA).
 _RANDOM_ACCESS = range(16, 22)
 
@@ -56,48 +58,29 @@ def _is_whole(packet: bytes, extradata: bytes) -> bool:
     With periodic intra refresh, each frame refreshes a part of the picture. Muxers flag the first frame of a period.
     After it, `recovery_frame_cnt` frames pass until all parts are right.
     """
-    for unit in _units(packet, extradata, 4):
+    for unit in nal_units(packet, extradata, 4):
         kind = unit[0] & 31
-        if kind in (_SLICE, _IDR_SLICE):
+        if kind in (SLICE, IDR_SLICE):
             break
-        if kind == _SEI and _recovery(unit) is False:
+        if kind == SEI and _recovery(unit) is False:
             return False
     return True
 
 
 def _is_entry_of_h264(packet: bytes, extradata: bytes) -> bool:
     """Returns whether a packet has an IDR picture, or a recovery point of a whole picture before the first slice."""
-    for unit in _units(packet, extradata, 4):
+    for unit in nal_units(packet, extradata, 4):
         kind = unit[0] & 31
-        if kind in (_SLICE, _IDR_SLICE):
-            return kind == _IDR_SLICE
-        if kind == _SEI and (whole := _recovery(unit)) is not None:
+        if kind in (SLICE, IDR_SLICE):
+            return kind == IDR_SLICE
+        if kind == SEI and (whole := _recovery(unit)) is not None:
             return whole
     return False
 
 
 def _is_entry_of_hevc(packet: bytes, extradata: bytes) -> bool:
     """Returns whether a packet has a picture for random access."""
-    return any(unit[0] >> 1 & 63 in _RANDOM_ACCESS for unit in _units(packet, extradata, 21))
-
-
-def _units(packet: bytes, extradata: bytes, place: int) -> Iterator[bytes]:
-    """Yields the NAL units of a packet, which have at least one byte.
-
-    Args:
-        packet: the packet.
-        extradata: the codec's parameters.
-        place: the byte of `extradata` whose last two bits are the bytes of a unit's length, minus 1.
-    """
-    if not extradata.startswith(b"\1") or len(extradata) <= place:  # Annex B
-        yield from (unit for unit in packet.split(b"\0\0\1") if unit)
-        return
-    size, first = (extradata[place] & 3) + 1, 0
-    while first + size < len(packet):
-        first, length = first + size, int.from_bytes(packet[first : first + size], "big")
-        if length:
-            yield packet[first : first + length]
-        first += length
+    return any(unit[0] >> 1 & 63 in _RANDOM_ACCESS for unit in nal_units(packet, extradata, 21))
 
 
 def _recovery(unit: bytes) -> bool | None:

@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import pickle
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,8 +21,10 @@ import xxhash
 from gear_data.errors import CorruptShardError, InvalidArgumentError, MissingExtraError
 from gear_data.video.decoding import process_state
 from gear_data.video.decoding.backends import decoder_version
+from gear_data.video.decoding.decoder import EncodedPacket, Picture
 from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
+from gear_data.video.decoding.pyav import PyavDecoder
 from gear_data.video.file_index import ColorProperties
 from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.packet_bytes import ByteRange
@@ -163,6 +165,37 @@ def test_reading_frame_after_frame_decodes_a_group_at_most_twice(paths: dict[str
     for frame in range(12):
         read(reader, np.zeros(1, np.int64), np.array([frame]))
     assert len(packets.ranges) == 2
+
+
+@pytest.mark.parametrize("name", ["h264 with B frames", "h264, open groups"])
+def test_packets_that_no_wanted_frame_needs_are_not_decoded(
+    paths: dict[str, Path], expected: dict[str, Frames], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = video_index([paths[name]])
+    video, given = index.file(0), []
+    decode = PyavDecoder.decode
+
+    def counted(self: PyavDecoder, packets: Sequence[EncodedPacket], since: int) -> Iterator[Picture]:
+        given.append({each.pts for each in packets})
+        return decode(self, packets, since)
+
+    monkeypatch.setattr(PyavDecoder, "decode", counted)
+    # FFmpeg's own decoder says which frames no other frame needs.
+    with av.open(str(paths[name])) as container:
+        container.streams.video[0].codec_context.skip_frame = "NONREF"
+        references = {frame.pts for frame in container.decode(video=0)}
+    assert 8 <= len(references) <= 20
+    reader = FrameReader(index, local_packets([paths[name]]), DecodeOptions(threads=1, cache_bytes=0))
+    for frame, packet in enumerate(video.frames.tolist()):
+        given.clear()
+        assert np.array_equal(read(reader, np.zeros(1, np.int64), np.array([frame]))[0], expected[name][frame])
+        assert given[0] <= references | {int(video.packets.pts[packet])}
+    # A cache that keeps all frames gets all of a group.
+    given.clear()
+    reader = FrameReader(index, local_packets([paths[name]]), DecodeOptions(threads=1))
+    last = int(np.argmax(video.frames[:6]))
+    read(reader, np.zeros(1, np.int64), np.array([last]))
+    assert not given[0] <= references | {int(video.packets.pts[video.frames[last]])}
 
 
 def test_frames_equal_what_lerobot_reads(shared_data: Path) -> None:
