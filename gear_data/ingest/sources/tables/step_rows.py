@@ -256,7 +256,7 @@ class StepRowSource:
                 ids = {name: read_episode_ids(part, name) for name in self._ids}
                 starts = id_checker.starts([*ids.values()], part)
                 if self._has_end_column:
-                    starts |= numbering.by_ends(_flagged(END_FLAGS, columns, keep))
+                    starts |= numbering.by_ends(self._flagged(END_FLAGS, part, columns, keep))
                 rename = self._options.rename or {}
                 facts = {rename.get(name, name): each.values() for name, each in ids.items()}
             elif self._by_file:
@@ -264,8 +264,8 @@ class StepRowSource:
             elif self._ends_by_steps:
                 starts = numbering.by_steps(step_numbers(storage_array(part.table.column(*self._orders))))
             else:
-                starts = numbering.by_ends(_flagged(END_FLAGS, columns, keep)) | jumps.starts(columns, keep)
-                starts |= _flagged(FIRST_FLAGS, columns, keep)
+                starts = numbering.by_ends(self._flagged(END_FLAGS, part, columns, keep))
+                starts |= jumps.starts(columns, keep) | self._flagged(FIRST_FLAGS, part, columns, keep)
             episodes = numbering.number(starts)
             steps = StepPart(
                 file=part.position.file,
@@ -316,6 +316,28 @@ class StepRowSource:
             columns[_ORDER_CHECK + source] = step_numbers(storage_array(table.column(source)))
         return columns
 
+    def _flagged(
+        self, names: Set[str], part: TablePart, columns: Mapping[str, Values], keep: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_]:
+        """Returns bool [n]: the rows of a part at which one of some flags is set.
+
+        The flags of rows that are not kept count, too: else the episode after a bad episode would be a part of it.
+
+        Args:
+            names: the names of the flags.
+            part: the rows.
+            columns: name -> values of the rows in `keep`.
+            keep: bool [n], the rows that could be read.
+        """
+        flagged = np.zeros(len(keep), np.bool_)
+        for source, spec in zip(self._sources, self.columns, strict=True):
+            if spec.name in names and spec.shape == () and not spec.variable_length:
+                flagged[keep] |= np.asarray(columns[spec.name]).astype(np.bool_)
+                if not keep.all():
+                    others = part.table.column(source).filter(pa.array(~keep))
+                    flagged[~keep] |= _readable_flags(storage_array(others), spec)
+        return flagged
+
     def _check(self, block: EpisodeBlock) -> EpisodeBlock:
         """Checks a block, and drops its check columns.
 
@@ -359,17 +381,14 @@ class StepRowSource:
             self.findings.add(Finding("episode-crosses-files", message, int(crossings.sum()), *place, self._ids[0]))
 
 
-def _flagged(names: Set[str], columns: Mapping[str, Values], keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-    """Returns bool [n]: the rows at which one of some flags is set.
-
-    `columns` has the rows in `keep`.
-    """
-    flagged = np.zeros(len(keep), np.bool_)
-    for name in names & columns.keys():
-        values = columns[name]
-        if not isinstance(values, pa.Array) and values.ndim == 1:
-            flagged[keep] |= values.astype(np.bool_)
-    return flagged
+def _readable_flags(array: pa.Array, spec: ColumnSpec) -> npt.NDArray[np.bool_]:
+    """Returns flags as bool [n]. A flag that cannot be read is not set."""
+    try:
+        return np.asarray(column_values(array, spec)).astype(np.bool_)
+    except IrregularRowsError as error:
+        flags, readable = np.zeros(len(array), np.bool_), np.delete(np.arange(len(array)), error.rows)
+        flags[readable] = _readable_flags(array.take(pa.array(readable)), spec)
+        return flags
 
 
 def _file_begins(part: TablePart) -> npt.NDArray[np.bool_]:

@@ -221,3 +221,28 @@ def test_flags_of_first_steps_begin_episodes(name: str, tmp_path: Path) -> None:
     episodes = gear_data.open(tmp_path / "d").episodes
     assert episodes["length"].to_list() == [4, 5, 3]
     assert episodes["terminated"].to_list() == [True, False, False]
+
+
+@pytest.mark.parametrize("flag", ["done", "is_first"])
+def test_an_episode_beside_a_bad_row_is_kept(flag: str, tmp_path: Path) -> None:
+    """The bad row is the last one of the first episode, or the first one of the second, and has the flag."""
+    marks, bad, first = {"done": ([0, 0, 1] * 3, 2, 3), "is_first": ([1, 0, 0] * 3, 3, 0)}[flag]
+    obs: list[Any] = [[float(t), 0.5] for t in range(9)]
+    obs[bad] = [1.0]
+    table = pa.table({"obs": obs, "action": np.arange(9.0), flag: marks})
+    gear_data.convert(table, tmp_path / "d", on_bad_episode="skip")
+    dataset = gear_data.open(tmp_path / "d")
+    assert [dataset[i]["actions"].tolist() for i in range(len(dataset))] == [[first, first + 1, first + 2], [6, 7, 8]]
+    assert finding_counts(tmp_path / "d")["bad-episode"] == 1
+
+
+def test_bad_rows_of_two_columns(tmp_path: Path) -> None:
+    """The first bad row ends an episode. The second is bad because of the flag itself."""
+    obs: list[Any] = [[float(t), 0.5] for t in range(9)]
+    obs[2] = [1.0]
+    table = pa.table({"obs": obs, "action": np.arange(9.0), "done": [0, 0, 1, 0, None, 1, 0, 0, 1]})
+    gear_data.convert(table, tmp_path / "d", on_bad_episode="skip")
+    dataset = gear_data.open(tmp_path / "d")
+    assert [dataset[i]["actions"].tolist() for i in range(len(dataset))] == [[6, 7, 8]]
+    bad = [each for each in dataset.manifest.findings if each["code"] == "bad-episode"]
+    assert {each["column"]: (each["count"], each["row"]) for each in bad} == {"obs": (1, 2), "done": (1, 4)}
