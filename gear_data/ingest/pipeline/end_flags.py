@@ -55,7 +55,8 @@ def complete_end_flags(block: EpisodeBlock, findings: FindingLog) -> EpisodeBloc
     - `dones` with one of the other two flags determines the third.
     - Columns of other names give the flags that are missing: `is_terminal` and `is_last`, or `masks`, `not_done` and
       `discount`, which are 0 where the flag is set.
-    - A fact of an episode that has the name of a flag is about the last step, if no column has the flag.
+    - A fact of an episode that has the name of a flag is about the last step, if no column has the flag. An episode
+      that lacks the fact does not have the flag.
     - If the last step of an episode has no flag, the episode was cut off. Its last step becomes truncated.
     - Two flags at one step are kept: Gymnasium's `step` may return both, for a terminal state at the time limit.
       Formats with another rule (D4RL: terminated) have applied it before.
@@ -111,14 +112,21 @@ def check_end_flags(block: EpisodeBlock, findings: FindingLog) -> None:
 
 
 def _with_flags_of_episodes(block: EpisodeBlock) -> EpisodeBlock:
-    """Returns a block in which facts that are end flags are columns, set at the last step."""
+    """Returns a block in which facts that are end flags are columns, set at the last step.
+
+    The flag of an episode that lacks the fact is not set. Other episodes of the block keep theirs. Beside columns of
+    both flags, a fact is only a fact.
+    """
+    if {"terminated", "truncated"} <= block.columns.keys():
+        return block
     columns, facts = dict(block.columns), dict(block.metadata)
     for name, values in block.metadata.items():
         flag = canonical_name(name)
-        if flag in END_FLAGS and flag not in columns and all(value in (0, 1) for value in values):
-            columns[flag] = np.zeros(int(block.lengths.sum()), np.bool_)
-            columns[flag][block.offsets[1:] - 1] = np.array(values, np.bool_)
+        if flag in END_FLAGS and flag not in columns and all(value in (0, 1, None) for value in values):
             del facts[name]
+            if any(value is not None for value in values):
+                columns[flag] = np.zeros(int(block.lengths.sum()), np.bool_)
+                columns[flag][block.offsets[1:] - 1] = [bool(value) for value in values]
     return replace(block, columns=columns, metadata=facts)
 
 

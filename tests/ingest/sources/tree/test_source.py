@@ -207,6 +207,17 @@ def test_a_bad_episode_is_named_or_skipped(case: str, tmp_path: Path) -> None:
     assert ds.episodes["length"].to_list() == [3, 5, 4]
 
 
+def test_an_episode_without_its_flag_leaves_the_flags_of_others(tmp_path: Path) -> None:
+    source = groups(tmp_path / "a.h5", demo_0__end=True, demo_2__end=False, demo_3__end=True)
+    columns = {**MAPPING["columns"], "terminated": {"path": "end", "role": "episode"}}
+    ds = convert(source, tmp_path, {**MAPPING, "columns": columns})
+    assert ds.episodes["terminated"].to_list() == [True, False, False, True]
+    assert ds.episodes["truncated"].to_list() == [False, True, True, False]
+    counts = {finding["code"]: finding["count"] for finding in ds.manifest.findings}
+    assert counts["unfinished-episode"] == 2
+    assert "no-end-flag" not in counts
+
+
 def test_a_dtype_is_stored_and_a_value_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     source = groups(tmp_path / "a.h5", demo_0__act=np.full((3, 2), 0.1))
     columns = {"actions": {"path": "act", "dtype": "float32"}}
