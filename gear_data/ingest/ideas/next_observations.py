@@ -27,11 +27,20 @@ def next_pairs(names: Collection[str]) -> dict[str, str]:
     return {name: before for name in names if (before := observations_before(name, names)) is not None}
 
 
+def alike_pairs(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, str]:
+    """Returns `next_pairs` of columns of one shape. Next observations of another shape have another meaning.
+
+    Args:
+        shapes: canonical name -> shape of a column.
+    """
+    return {name: before for name, before in next_pairs(shapes).items() if shapes[name] == shapes[before]}
+
+
 class JumpFinder:
     """Finds the steps at which an episode begins, because they do not go on where the step before led.
 
     Args:
-        pairs: as `next_pairs` returns them.
+        pairs: as `alike_pairs` returns them.
     """
 
     def __init__(self, pairs: Mapping[str, str]) -> None:
@@ -78,8 +87,8 @@ def take_next_observations(
     stacked = {part for new, parts in (options.stack or {}).items() if is_next(new) for part in parts}
     before = {
         name: observations
-        for name, observations in next_pairs(specs).items()
-        if stacked.isdisjoint((name, specs[name].source)) and specs[name].shape == specs[observations].shape
+        for name, observations in alike_pairs({name: spec.shape for name, spec in specs.items()}).items()
+        if stacked.isdisjoint((name, specs[name].source))
     }
     for name, observations in before.items():
         own, other = specs[name], specs[observations]

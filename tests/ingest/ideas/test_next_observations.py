@@ -165,3 +165,54 @@ def test_encoded_images(tmp_path: Path) -> None:
     np.testing.assert_array_equal(dataset[1]["observations.image"], pixels[[4, 5]])
     np.testing.assert_array_equal((dataset.final(1) or {})["observations.image"], pixels[6])
     assert dataset.schema.names == ("observations.image", "actions", "terminated", "truncated")
+
+
+def _source(form: str, columns: dict[str, Any], folder: Path) -> Any:
+    """Returns columns of steps as a source of a form: a mapping of arrays, or a file."""
+    if form == "arrays":
+        return columns
+    if form == "npz":
+        np.savez(folder / "a.npz", **columns)
+    else:
+        _frame(columns).write_parquet(folder / "a.parquet")
+    return folder / f"a.{form}"
+
+
+FORMS = pytest.mark.parametrize("form", ["arrays", "npz", "parquet"])
+
+
+@FORMS
+@pytest.mark.parametrize("names", [("state", "next_state"), ("observation.image", "next_observation.image")])
+def test_all_names_of_observations_end_episodes(form: str, names: tuple[str, str], tmp_path: Path) -> None:
+    columns = _steps()
+    del columns["episode"]
+    columns |= {name: columns.pop(usual) for name, usual in zip(names, ("obs", "next_obs"), strict=True)}
+    gear_data.convert(_source(form, columns, tmp_path), tmp_path / "d")
+    dataset = gear_data.open(tmp_path / "d")
+    assert dataset.episodes["length"].to_list() == [*LENGTHS]
+    assert dataset.episodes["terminated"].to_list() == [True, False, False]
+    name = names[0].replace("observation.", "observations.")
+    np.testing.assert_array_equal((dataset.final(1) or {})[name], columns[names[1]][8])
+
+
+@FORMS
+def test_ids_come_before_next_observations(form: str, tmp_path: Path) -> None:
+    """Next observations may be those of a later step."""
+    columns = _steps()
+    columns["next_obs"][[1, 5]] += 1
+    gear_data.convert(_source(form, columns, tmp_path), tmp_path / "d")
+    dataset = gear_data.open(tmp_path / "d")
+    assert dataset.episodes["length"].to_list() == [*LENGTHS]
+    counts = {finding["code"]: finding["count"] for finding in dataset.manifest.findings}
+    assert counts["next-observation-differs"] == 2
+
+
+@pytest.mark.parametrize("width", [1, 3])
+def test_next_observations_of_another_shape_end_nothing(width: int, tmp_path: Path) -> None:
+    columns = _steps(next_obs=np.ones((sum(LENGTHS), width)))
+    del columns["episode"]
+    gear_data.convert(_frame(columns), tmp_path / "d")
+    assert gear_data.open(tmp_path / "d").episodes["length"].to_list() == [4, 8]
+    del columns["terminated"]
+    with pytest.raises(UnknownFormatError, match="neither an episode column"):
+        gear_data.convert(_frame(columns), tmp_path / "e")

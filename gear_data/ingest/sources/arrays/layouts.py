@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from gear_data.errors import BadEpisodeError, UnknownFormatError
 from gear_data.ingest.findings.log import Finding
+from gear_data.ingest.ideas.next_observations import alike_pairs
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import END_FLAGS, EPISODE_COLUMNS, SCALAR_COLUMNS, leave_out
 from gear_data.ingest.pipeline.id_ranges import OTHER_ENDS, refuse_returning_ids
@@ -319,7 +320,8 @@ def _locate_flagged(
 def _flagged_lengths(classified: ClassifiedArrays) -> npt.NDArray[np.int64]:
     """Returns int64 [n]: the lengths by flags, ids, counters and jumps, before a limit applies."""
     has_truncation = bool({DONES, "truncated"} & classified.steps.keys())
-    jumps = [] if has_truncation else _next_pairs(classified.steps)
+    # Ids and step numbers come first: next observations may be of a later step, or of another goal.
+    jumps = [] if has_truncation or classified.boundaries else _next_pairs(classified.steps)
     ids = [array for name, array in classified.boundaries.items() if name in classified.episode_columns]
     counters = [array for name, array in classified.boundaries.items() if name not in classified.episode_columns]
     return array_lengths(classified.rows, classified.flags, ids=ids, counters=counters, next_pairs=jumps)
@@ -367,9 +369,9 @@ def _flagged_arrays(classified: ClassifiedArrays, options: SourceOptions, whole_
 
 
 def _next_pairs(columns: Mapping[str, StoredArray]) -> list[tuple[StoredArray, StoredArray]]:
-    """Returns the observations and the observations after each step, if both are there and have the same shape."""
-    found = [columns[name] for name in ("observations", NEXT) if name in columns]
-    return [(found[0], found[1])] if len(found) == 2 and found[0].shape == found[1].shape else []
+    """Returns columns of observations, and of the observations after each step, of the same shape."""
+    pairs = alike_pairs({name: array.shape for name, array in columns.items()})
+    return [(columns[before], columns[after]) for after, before in pairs.items()]
 
 
 def _scalar_flags(classified: ClassifiedArrays) -> dict[str, str]:

@@ -22,7 +22,7 @@ from gear_data.errors import (
     UnsupportedColumnError,
 )
 from gear_data.ingest.findings.log import Finding, FindingLog, place_of
-from gear_data.ingest.ideas.next_observations import JumpFinder, next_pairs
+from gear_data.ingest.ideas.next_observations import JumpFinder, alike_pairs, next_pairs
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.assemble import StepPart, UnreadableRows, assemble
 from gear_data.ingest.pipeline.boundaries import (
@@ -131,8 +131,10 @@ class StepRowSource:
             raise EmptySourceError("the source holds no episode")
         self.columns = tuple(self._infer_column(head, source, name) for source, name in self._sources.items())
         has_truncation = bool({DONES, "truncated"} & set(self._sources.values()))
-        fixed = [spec.name for spec in self.columns if not spec.variable_length]
-        self._jumps = {} if has_truncation else next_pairs(fixed)
+        fixed = {spec.name: spec.shape for spec in self.columns if not spec.variable_length}
+        self._jumps = {} if has_truncation else alike_pairs(fixed)
+        if not (self._ids or self._by_file or self._ends_by_steps or self._jumps or self._has_flags):
+            raise _no_ends()
 
     def _ends_only_by_steps(self, names: Sequence[str]) -> bool:
         """Returns whether only step numbers say where episodes end.
@@ -155,13 +157,14 @@ class StepRowSource:
                 "only next observations say where episodes end, and columns does not name the observations",
                 hint=f"add {next(iter(pairs.values()))} to --columns (columns=[...])",
             )
-        if pairs or (END_FLAGS | FIRST_FLAGS) & chosen:
+        if pairs or self._has_flags:
             return False
-        raise UnknownFormatError(
-            f"has neither an episode column ({', '.join(EPISODE_COLUMNS)}), nor an end flag, nor next observations",
-            hint="name it with --episode-column, --end-column or --step-column (episodes=EpisodeBoundaries(...)); if "
-            "each file is one episode, give --file-is-episode (file_is_episode=True)",
-        )
+        raise _no_ends()
+
+    @property
+    def _has_flags(self) -> bool:
+        """Whether flags of the first or last step are read."""
+        return not (END_FLAGS | FIRST_FLAGS).isdisjoint(self._sources.values())
 
     def _order_columns(self, schema: pa.Schema) -> dict[str, bool]:
         """Returns the columns that number steps.
@@ -423,6 +426,15 @@ def _require_ids(schema: pa.Schema, column: str) -> None:
             column=column,
             hint="choose another column with --episode-column (episodes=EpisodeBoundaries(episode_column=...))",
         )
+
+
+def _no_ends() -> UnknownFormatError:
+    """Returns the error about tables in which nothing says where episodes end."""
+    return UnknownFormatError(
+        f"has neither an episode column ({', '.join(EPISODE_COLUMNS)}), nor an end flag, nor next observations",
+        hint="name it with --episode-column, --end-column or --step-column (episodes=EpisodeBoundaries(...)); if "
+        "each file is one episode, give --file-is-episode (file_is_episode=True)",
+    )
 
 
 FORMAT = Format(
