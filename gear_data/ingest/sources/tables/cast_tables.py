@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.ingest.location import Location
 from gear_data.ingest.pipeline.columns import END_FLAGS
+from gear_data.ingest.pipeline.episode_values import cast_values
 from gear_data.ingest.pipeline.names import usual_name
 from gear_data.ingest.sources.tables.flatten import with_leaf_type, with_values
 from gear_data.ingest.sources.tables.read_units import ReadSpan
@@ -112,8 +113,8 @@ class CastTables:
             array = table.column(i)
             if field.name in self._types:
                 to_float = pa.types.is_floating(leaf_type(self._types[field.name]))
-                try:  # a float may be rounded, and an integer not
-                    array = array.cast(self._types[field.name], safe=not to_float)
+                try:  # a float may be rounded, and no other number may change
+                    array = _checked(array, array.cast(self._types[field.name], safe=not to_float))
                 except pa.ArrowException as error:
                     file, row = part.place(0) if part.file_rows else (None, None)
                     raise UnsupportedColumnError(
@@ -127,6 +128,24 @@ class CastTables:
                 array = pa.chunked_array([_filled(storage_array(array), self._fills[field.name])])
             table = table.set_column(i, field.name, array)
         return table
+
+
+def _checked(before: pa.ChunkedArray, after: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns numbers that were cast. Raises ArrowInvalid if a number changed by more than the rounding of floats."""
+    old, new = (_leaves(array).drop_null() for array in (before, after))
+    if pa.types.is_integer(old.type) or pa.types.is_floating(old.type):
+        dtype = np.dtype(new.type.to_pandas_dtype()).name
+        if cast_values(old.to_numpy(zero_copy_only=False), dtype, rounds=True) is None:
+            raise pa.ArrowInvalid(f"holds values that do not fit {dtype}")
+    return after
+
+
+def _leaves(array: pa.ChunkedArray) -> pa.Array:
+    """Returns the values inside all lists."""
+    leaves = storage_array(array)
+    while is_list(leaves.type):
+        leaves = storage_array(leaves.flatten())
+    return leaves
 
 
 def _filled(array: pa.Array, value: float) -> pa.Array:

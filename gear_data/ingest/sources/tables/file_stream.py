@@ -57,8 +57,8 @@ class FileTables:
         kind: the kind of all files.
         is_one_table: whether the files are known to be consecutive parts of one table.
         types: returns column -> type of the numbers in it, given the flattened schema. Kinds that are not `splittable`
-            read them so: their files do not store types. Of others, these columns may have other numbers in other
-            files.
+            read integers so, and floats as float64: their files do not store types. Of others, these columns may have
+            other numbers in other files.
         as_json: see `flat_columns`.
 
     Raises:
@@ -88,7 +88,13 @@ class FileTables:
         chosen = types(pa.schema([(name, column.type) for name, column in self._columns.items()]))
         self._any_numbers = {self._columns[name].path[0] for name in chosen}
         if not kind.splittable:
-            self._stored = with_types(self._stored, {self._columns[name].path: type_ for name, type_ in chosen.items()})
+            # Not smaller, nor as flags: `CastTables` refuses numbers that do not fit.
+            wide = {
+                self._columns[name].path: pa.float64() if pa.types.is_floating(type_) else type_
+                for name, type_ in chosen.items()
+                if not pa.types.is_boolean(type_)
+            }
+            self._stored = with_types(self._stored, wide)
             self._columns = flat_columns(self._stored, files[0].name, as_json)
         self.by_pandas = kind.by_pandas or is_by_pandas(self._stored)
         self.schema = pa.schema([self._field(name, column) for name, column in self._columns.items()])

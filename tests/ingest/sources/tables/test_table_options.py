@@ -263,3 +263,44 @@ def test_an_empty_cell_of_an_end_flag(tmp_path: Path) -> None:
     assert "--fill-null done=0" in (error.value.hint or "")
     assert main(["convert", str(tmp_path / "a.csv"), str(tmp_path / "d"), "--fill-null", "done=0"]) == 0
     assert gear_data.open(tmp_path / "d").episodes["terminated"].to_list() == [True]
+
+
+def _written(form: str, force: list[Any], folder: Path) -> Any:
+    """Returns steps with a column `force`: as a table in memory, or in a file."""
+    steps: dict[str, Any] = {"episode": [0, 0, 1], "obs": [0.5, 1.5, 2.5], "action": [0.5, 1.0, 2.0], "force": force}
+    path = folder / f"a.{form}"
+    if form == "parquet":
+        pq.write_table(pa.table(steps), path)
+    elif form == "csv":
+        pd.DataFrame(steps).to_csv(path, index=False)
+    elif form == "jsonl":
+        pl.DataFrame(steps).write_ndjson(path)
+    return path if path.exists() else pa.table(steps)
+
+
+FORMS = ("table", "parquet", "csv", "jsonl")
+
+
+@pytest.mark.parametrize(
+    ("form", "value", "dtype"),
+    [
+        *((form, 1e300, "float32") for form in FORMS),
+        *((form, 2, "bool") for form in FORMS),
+        *((form, 2**53 + 1, "float64") for form in FORMS[:2]),
+    ],
+)
+def test_numbers_that_do_not_fit_the_dtype_are_refused(form: str, value: float, dtype: str, tmp_path: Path) -> None:
+    source = _written(form, [0, 1, value] if isinstance(value, int) else [0.0, 1.0, value], tmp_path)
+    with pytest.raises(UnsupportedColumnError, match=f"holds values that do not fit {dtype}") as error:
+        gear_data.convert(source, tmp_path / "d", tables=gear_data.TableOptions(dtype={"force": dtype}))
+    assert error.value.column == "force"
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("force", "dtype"), [([0.1, 2.0, 3.5], "float32"), ([0, 1, 1], "bool")])
+def test_numbers_that_fit_the_dtype(form: str, force: list[Any], dtype: str, tmp_path: Path) -> None:
+    source = _written(form, force, tmp_path)
+    gear_data.convert(source, tmp_path / "d", tables=gear_data.TableOptions(dtype={"force": dtype}))
+    found = np.concatenate([gear_data.open(tmp_path / "d")[i]["force"] for i in range(2)])
+    assert found.dtype == dtype
+    np.testing.assert_array_equal(found, np.array(force, dtype))
