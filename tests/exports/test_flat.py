@@ -63,12 +63,15 @@ def test_flat_arrays_without_final_observations(sources: Any, tmp_path: Path) ->
 
 @pytest.mark.parametrize("format", ["d4rl", "npz"])
 def test_ambiguous_end_flags_are_refused(format: str, sources: Any, tmp_path: Path) -> None:
-    both, inside = (sources.make_rollouts(5, short=False, seed=8) for _ in range(2))
+    both, inside, both_inside = (sources.make_rollouts(5, short=False, seed=8) for _ in range(3))
     both[3].columns["terminated"][-1] = both[3].columns["truncated"][-1] = True
     episode = next(i for i, rollout in enumerate(inside) if len(rollout) > 2)
-    inside[episode].columns["terminated"][1] = True
-    for rollouts, place in ((both, f"step {len(both[3]) - 1} of episode 3"), (inside, f"step 1 of episode {episode}")):
-        folder = tmp_path / place
+    for one in (inside, both_inside):
+        one[episode].columns["terminated"][1] = True
+    both_inside[episode].columns["truncated"][1] = True
+    last, middle = f"step {len(both[3]) - 1} of episode 3", f"step 1 of episode {episode}"
+    for number, (rollouts, place) in enumerate([(both, last), (inside, middle), (both_inside, middle)]):
+        folder = tmp_path / str(number)
         folder.mkdir()
         ds = convert_rollouts(folder, sources, rollouts)
         with pytest.raises(UnsupportedColumnError, match=place):
