@@ -22,8 +22,6 @@ from gear_data.common.progress import advance_with_text, format_bytes, pluralize
 from gear_data.errors import InvalidArgumentError
 from gear_data.exports.lerobot.videos.codecs import CODECS
 
-#: Steps of a window that is no whole episode.
-_CONTEXT = 20
 #: Defaults of the batch options of `feed` and `export`.
 _BATCH_DEFAULTS = {
     "batch_size": 256, "context": None, "preset": "raw", "seed": 0, "sampler": "uniform", "resize": None,
@@ -42,8 +40,9 @@ def add_batch_options(parser: argparse.ArgumentParser) -> None:
     add_where(parser)
     add_step_filters(parser)
     parser.add_argument("--batch-size", type=int, metavar="B", help="windows per batch, default 256")
-    parser.add_argument("--context", type=int, metavar="K", help=f"steps per window, default {_CONTEXT}")
-    help = "raw (default), decision_transformer, corl, d3rlpy, jat, lerobot, gato, openpi, octo or groot"
+    parser.add_argument("--context", type=int, metavar="K", help="steps per window, default 20, or as the preset has")
+    help = "raw (default), decision_transformer, corl, d3rlpy, jat, lerobot, gato, transitions, openpi, "
+    help += "octo or groot"
     parser.add_argument("--preset", help=help)
     parser.add_argument("--seed", type=int, metavar="N", help="seed of the sampler, default 0")
     parser.add_argument("--sampler", help="uniform (default), shuffle or fifo")
@@ -65,11 +64,9 @@ def open_windows(options: argparse.Namespace) -> gear_data.Dataset:
 def batch_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Returns the arguments of `SequenceLoader` that the options of batches give.
 
-    Without --context, a window has 20 steps; with --pack, it is a whole episode.
+    Without --context, a window has as many steps as the preset says; with --pack, it is a whole episode.
     """
     values = {name: getattr(options, name) for name in _BATCH_DEFAULTS}
-    if values["context"] is None and options.pack is None:
-        values["context"] = _CONTEXT
     video = gear_data.VideoOptions(threads=values.pop("decode_threads"))
     return {**values, "video": video}
 

@@ -17,6 +17,7 @@ import pytest
 
 import gear_data
 from gear_data.cli import main
+from gear_data.exports.batches import BATCHES_MANIFEST
 from gear_data.exports.destination import LISTING
 from tests.support.command_line import run_json
 
@@ -87,6 +88,17 @@ def test_export_dataset_and_batches(rollouts_path: Path, tmp_path: Path, capsys:
     assert facts["batches"] == 3
     assert facts["seed"] == 9
     assert sorted(path.name for path in (tmp_path / "batches").iterdir()) == sorted([*facts["files"], LISTING])
+
+
+@pytest.mark.parametrize(("preset", "context"), [("raw", 20), ("transitions", 1)])
+def test_without_context_windows_have_the_steps_of_the_preset(
+    preset: str, context: int, rollouts_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in Python: a preset of one step refuses another number, and its advice is to leave the context out."""
+    options = ["--batches", 1, "--batch-size", 4, "--preset", preset]
+    run_json(capsys, "export", rollouts_path, tmp_path / "out", *options)
+    assert json.loads((tmp_path / "out" / BATCHES_MANIFEST).read_text())["context"] == context
+    assert run_json(capsys, "feed", rollouts_path, "--steps", 2, *options[2:])["windows"] == 8
 
 
 def test_where_chooses_episodes(
