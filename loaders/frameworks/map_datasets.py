@@ -14,6 +14,7 @@ from gear_data.common.keywords import suggest_keywords
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.conversions import check_whole_episodes
 from gear_data.errors import EpisodeIndexError, InvalidArgumentError
+from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.presets.facts import FactValues, batch_facts, split_columns
 from gear_data.loaders.sequence_loader import SequenceLoader
 
@@ -23,6 +24,8 @@ _OF_BATCHES = {
     "batch_size", "device", "epochs", "execution", "framework", "pack", "passes", "prefetch", "rank", "sampler", "seed",
     "steps", "world_size",
 }  # fmt: skip
+#: Passes over the windows. An item has what is drawn in one of them.
+_PASSES = 1 << 20
 
 
 class WindowDataset(TorchDataset[dict[str, Any]]):
@@ -30,6 +33,9 @@ class WindowDataset(TorchDataset[dict[str, Any]]):
 
     Item i has the keys of a `SequenceLoader` batch without the leading axis. So the default `collate_fn` gives batches
     like those of the loader. The DataLoader shuffles, batches and divides the items among ranks.
+
+    Goals, augmentations, choices, random anchors, and the numbers of `transform` are drawn again each time that an item
+    is read, by torch's generator, which a DataLoader seeds in its workers.
 
     Args:
         dataset: the dataset or view. A step filter leaves out windows.
@@ -53,6 +59,7 @@ class WindowDataset(TorchDataset[dict[str, Any]]):
             dataset, 1, context=context, sampler="fifo", epochs=1, prefetch=0, framework="torch", rank=0, world_size=1,
             **arguments,
         )  # fmt: skip
+        self._draws = _has_draws(self._loader._config)
 
     def __len__(self) -> int:
         """Returns the number of windows."""
@@ -64,7 +71,11 @@ class WindowDataset(TorchDataset[dict[str, Any]]):
         Raises:
             EpisodeIndexError: there is no such window. It is an `IndexError` too.
         """
-        batch = self._loader.batch(_position(index, len(self), "window"))
+        count = len(self)
+        # Every pass of the loader has these windows in this order, and draws of its own. In a map-style dataset, nobody
+        # says which pass it is.
+        number = int(torch.randint(_PASSES, ())) if self._draws else 0
+        batch = self._loader.batch(_position(index, count, "window") + number * count)
         return {key: values[0] for key, values in batch.items()}
 
 
@@ -127,6 +138,18 @@ class EpisodeDataset(TorchDataset[dict[str, Any]]):
 def _tensor(values: Any) -> torch.Tensor:
     # A copy: torch would write into memory that is mapped for reading.
     return torch.from_numpy(np.array(values))
+
+
+def _has_draws(config: LoaderConfig) -> bool:
+    """Returns whether the items of windows are drawn in part."""
+    own = config.batch_format
+    return (
+        config.goals is not None
+        or config.transform is not None
+        or bool(config.choose or config.batch.augment or own.goals)
+        or config.rule.anchor == "random"
+        or (own.tokens is not None and own.tokens.patch > 0 and own.tokens.sample)
+    )
 
 
 def _position(index: SupportsIndex, count: int, noun: str) -> int:

@@ -64,6 +64,24 @@ def test_collated_windows_are_batches_of_a_loader(dataset: gear_data.Dataset, pr
             assert torch.equal(found[key], values), key
 
 
+def test_what_is_drawn_is_drawn_again(dataset: gear_data.Dataset) -> None:
+    """A DataLoader reads an item once an epoch: with the same draws, a window would have one goal in all epochs."""
+
+    def transform(batch: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+        return {**batch, "drawn": torch.tensor([rng.random()])}
+
+    windows = dataset.to_torch_dataset(1, preset="transitions", goals=gear_data.Goals(), transform=transform)
+    torch.manual_seed(1)
+    items = [windows[5] for _ in range(20)]
+    for key, differs in (("observations", False), ("value_goals", True), ("drawn", True)):
+        assert (len({tuple(item[key].reshape(-1).tolist()) for item in items}) > 1) == differs, key
+    torch.manual_seed(1)
+    assert torch.equal(windows[5]["value_goals"], items[0]["value_goals"])
+    state = torch.get_rng_state()
+    dataset.to_torch_dataset(4)[5]
+    assert torch.equal(torch.get_rng_state(), state)
+
+
 def test_step_filters_choose_windows(dataset: gear_data.Dataset) -> None:
     view = dataset.filter_steps("rewards > 0")
     rewards = [value for episode in dataset for value in episode["rewards"].tolist() if value > 0]
