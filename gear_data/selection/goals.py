@@ -89,6 +89,8 @@ class Goals:
         if steps is None:
             return
         check_range("subgoal_steps", steps, 1)
+        # A NumPy integer becomes Python's: the loader's state is JSON.
+        object.__setattr__(self, "subgoal_steps", int(steps))
         if self.actor_current:
             raise InvalidArgumentError(
                 f"actor_current is {self.actor_current} with subgoal_steps={steps}: a high-level goal is never the "

@@ -149,9 +149,12 @@ class LoaderConfig:
                 hint="give device='cpu', and place the arrays of rows yourself; or leave pack out",
             )
         # NumPy integers become Python's: the loader's state is JSON.
+        optional = {name: getattr(self, name) for name in ("steps", "epochs", "rank", "world_size")}
         self._set(
+            **{name: None if value is None else int(value) for name, value in optional.items()},
             batch_size=int(self.batch_size),
             seed=int(self.seed),
+            prefetch=int(self.prefetch),
             resize=check_resize(self.resize),
             rule=self.windows.rule(int(context))
             if packing is None or self.context is not None

@@ -67,6 +67,7 @@ def test_goals_are_observations_of_the_drawn_steps(datasets, prefetch):
 def test_subgoals(datasets):
     keys = ("value_goals", "low_actor_goals", "high_actor_goals", "high_actor_targets")
     check_values(loader(datasets[0], goals=Goals(subgoal_steps=4)), keys)
+    assert json.dumps(Goals(subgoal_steps=np.int64(4)).to_json()) == json.dumps(Goals(subgoal_steps=4).to_json())
 
 
 def test_goals_are_stacked_normalised_and_cast_like_the_column(datasets):

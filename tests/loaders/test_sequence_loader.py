@@ -307,6 +307,18 @@ def test_numpy_integers_are_accepted(dataset):
     assert json.dumps(loader.state_dict()) == json.dumps(plain.state_dict())
 
 
+@pytest.mark.parametrize("end", [{"steps": 5}, {"epochs": 1}], ids=["steps", "epochs"])
+def test_a_loader_with_numpy_integers_resumes(dataset, end):
+    options = {**OPTIONS, "sampler": "shuffle", "rank": 0, "world_size": 2, **end}
+    numbers = {name: np.int64(options[name]) for name in ("rank", "world_size", *end)}
+    plain, loader, resumed = (SequenceLoader(dataset, **{**options, **given}) for given in ({}, numbers, numbers))
+    assert json.dumps(loader.spec()) == json.dumps(plain.spec())
+    expected = take(plain, 99)
+    same(take(loader, 2), expected[:2])
+    resumed.load_state_dict(json.loads(json.dumps(loader.state_dict())))
+    same(take(resumed, 99), expected[2:])
+
+
 def test_a_state_of_other_contents_is_refused(dataset, make_dataset, episodes):
     state = SequenceLoader(dataset, **OPTIONS).state_dict()
     changed = [{name: values.copy() for name, values in episode.items()} for episode in episodes]
