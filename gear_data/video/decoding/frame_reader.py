@@ -130,7 +130,7 @@ class FrameReader:
             missed = []
             for number, time in request.times.items():
                 picture = cache.get(self._key(request.video, time), expected=time in request.expected)
-                if picture is None:
+                if picture is None or self._refuses(picture):
                     missed.append(number)
                 else:
                     found.append(partial(self._show_cached, request, picture, out))

@@ -28,7 +28,17 @@ from gear_data.video.decoding.pyav import PyavDecoder
 from gear_data.video.file_index import ColorProperties
 from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.packet_bytes import ByteRange
-from tests.support.cameras.encoded import Frames, decoded, index_of, local_packets, needs_colours, video_index
+from tests.support.cameras.encoded import (
+    ENCODINGS,
+    Frames,
+    decoded,
+    encode,
+    index_of,
+    local_packets,
+    needs_colours,
+    video_index,
+)
+from tests.support.cameras.filmed import damage_a_frame
 
 Int64Array = npt.NDArray[np.int64]
 
@@ -323,6 +333,19 @@ def test_packets_that_do_not_decode_are_an_error(paths: dict[str, Path]) -> None
     for frame in (0, 5):
         with pytest.raises(CorruptShardError, match=f"frame {frame} cannot be decoded"):
             read(reader, np.zeros(1, np.int64), np.array([frame]))
+
+
+def test_strict_readers_refuse_damage_in_a_frame_that_is_cached(tmp_path: Path) -> None:
+    """FFmpeg conceals the damage. Another reader, or an earlier call, decoded the frame."""
+    path = tmp_path / "damaged.mp4"
+    encode(path, ENCODINGS["h264"])
+    number = damage_a_frame(path)
+    index, packets = video_index([path]), local_packets([path])
+    read(FrameReader(index, packets, DecodeOptions(threads=1)), np.zeros(26, np.int64), np.arange(26))
+    strict = FrameReader(index, packets, DecodeOptions(threads=1, strict=True))
+    for _ in range(2):
+        with pytest.raises(CorruptShardError, match=f"frame {number} cannot be decoded: the decoder reports damage"):
+            read(strict, np.zeros(1, np.int64), np.array([number]))
 
 
 def test_frames_of_another_size_than_the_index_says_are_an_error(paths: dict[str, Path]) -> None:
