@@ -21,7 +21,7 @@ CODECS = {
     "vp8": "V_VP8",
     "vp9": "V_VP9",
 }
-#: Milliseconds from one frame to the next. A block holds its time in 16 bits.
+#: Milliseconds from one frame to the next. A block holds its time from that of its cluster, in 16 bits with a sign.
 _STEP, _LONGEST = 10, 32_000
 #: The id of each element.
 _EBML, _DOC_TYPE, _SEGMENT, _INFO, _SCALE = (
@@ -44,7 +44,7 @@ def in_matroska(video: VideoFile, packets: Sequence[EncodedPacket]) -> bytes:
 
     Args:
         video: the file of the packets; its codec is one of `CODECS`.
-        packets: at most 3,200. The first packet is a key frame.
+        packets: the first one is a key frame.
     """
     colors = video.colors
     colour = b"".join(
@@ -62,14 +62,18 @@ def in_matroska(video: VideoFile, packets: Sequence[EncodedPacket]) -> bytes:
     if video.extradata:
         track += _element(_PRIVATE, video.extradata)
     ranks = {pts: rank for rank, pts in enumerate(sorted(each.pts for each in packets))}
-    blocks = [
-        _element(_BLOCK, b"\x81" + (_STEP * ranks[each.pts]).to_bytes(2) + (b"\x00" if at else b"\x80") + each.data)
-        for at, each in enumerate(packets)
-    ]
+    clusters: list[tuple[int, list[bytes]]] = [(0, [])]
+    for at, each in enumerate(packets):
+        time = _STEP * ranks[each.pts]
+        if abs(time - clusters[-1][0]) > _LONGEST:
+            clusters.append((time, []))
+        begin, blocks = clusters[-1]
+        head = b"\x81" + (time - begin).to_bytes(2, signed=True) + (b"\x00" if at else b"\x80")
+        blocks.append(_element(_BLOCK, head + each.data))
     segment = (
         _element(_INFO, _number(_SCALE, 1_000_000))
         + _element(_TRACKS, _element(_TRACK, track))
-        + _element(_CLUSTER, _number(_TIME, 0) + b"".join(blocks))
+        + b"".join(_element(_CLUSTER, _number(_TIME, begin) + b"".join(blocks)) for begin, blocks in clusters)
     )
     return _element(_EBML, _element(_DOC_TYPE, b"matroska")) + _element(_SEGMENT, segment)
 
