@@ -12,6 +12,8 @@ def train_loop(config):
 from __future__ import annotations
 
 import json
+import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,7 +64,11 @@ def report_checkpoint(metrics: Mapping[str, Any], loader: SequenceLoader, state:
     Args:
         metrics: of `ray.train.report`.
         loader: the loader; the checkpoint continues after the batch that it gave last.
-        state: what `torch.save` writes, such as the states of the model and the optimizer.
+        state: what `torch.save` writes, such as the states of the model and the optimizer. It has tensors, numbers,
+            texts, lists and dictionaries: `load_checkpoint` loads no other objects.
+
+    Raises:
+        InvalidArgumentError: the state has another object, such as a number of NumPy.
     """
     import torch
     from ray import train
@@ -74,7 +80,24 @@ def report_checkpoint(metrics: Mapping[str, Any], loader: SequenceLoader, state:
     with scratch_folder() as folder:
         (folder / _LOADER).write_text(json.dumps(loader.state_dict()))
         torch.save(state, folder / _STATE)
+        _check_loads(folder / _STATE)
         train.report(dict(metrics), checkpoint=train.Checkpoint.from_directory(str(folder)))
+
+
+def _check_loads(path: Path) -> None:
+    """Raises InvalidArgumentError if `load_checkpoint` could not load a state. The run would notice when it resumes."""
+    import torch
+
+    try:
+        # Of a mapped file, only the description of the tensors is read.
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except pickle.UnpicklingError as error:
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        raise InvalidArgumentError(
+            f"the state has an object that load_checkpoint does not load: {found[1] if found else error}",
+            hint="give tensors, numbers, texts, lists and dictionaries, such as float(x) for a number of NumPy, and "
+            "torch.from_numpy(x) for an array",
+        ) from error
 
 
 def _check_rank(loader: SequenceLoader, context: Any) -> None:

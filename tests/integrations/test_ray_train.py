@@ -6,14 +6,18 @@ import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import ray
 import ray.train.torch
+import torch
 
 import gear_data
+from gear_data.errors import InvalidArgumentError
+from gear_data.integrations.ray_train import report_checkpoint
 from tests.support.integrations import recorder
 from tests.support.integrations.ray_cluster import ray_cluster
 from tests.support.integrations.ray_workers import recorded
@@ -62,3 +66,24 @@ def test_a_killed_run_resumes_on_another_number_of_workers(
     for rank in range(2):
         refused = (tmp_path / "killed" / f"refused-{rank}.txt").read_text()
         assert f"the loader reads the rows of rank 0 of 1, and this is worker {rank} of 2\n" in refused
+
+
+@pytest.mark.parametrize("value", [np.float64(0.5), np.zeros(3)])
+def test_a_state_that_could_not_be_loaded_is_refused(
+    value: Any, trained_on: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run would notice it when it resumes."""
+    reported: list[Any] = []
+    monkeypatch.setattr(ray.train, "get_context", lambda: SimpleNamespace(get_world_rank=lambda: 0))
+    monkeypatch.setattr(ray.train, "report", lambda metrics, checkpoint: reported.append(metrics))
+    loader = gear_data.SequenceLoader(gear_data.open(trained_on), 64, context=20)
+    model = torch.nn.Linear(2, 2)
+    adam = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2)).sum().backward()
+    adam.step()
+    state = {"model": model.state_dict(), "optimizer": adam.state_dict(), "best": 0.5, "names": ["a"]}
+    report_checkpoint({"loss": 0.5}, loader, state)
+    with pytest.raises(InvalidArgumentError, match="does not load: numpy") as refused:
+        report_checkpoint({"loss": 0.5}, loader, {**state, "best": value})
+    assert "float(x) for a number of NumPy" in str(refused.value)
+    assert reported == [{"loss": 0.5}]
