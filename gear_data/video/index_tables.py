@@ -6,9 +6,9 @@ episode table says for each camera which file and which first frame an episode h
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from gear_data.errors import CorruptShardError
 from gear_data.video.file_index import DISCARD, ColorProperties, Packets, VideoFile, is_of_bytes
-from gear_data.video.frame_groups import FrameGroups, frame_groups
+from gear_data.video.frame_groups import frame_groups
 
 #: Names of the tables in the manifest, and of their files.
 FILES_TABLE, PACKETS_TABLE = "videos", "video_packets"
@@ -92,20 +92,23 @@ class VideoIndex:
                 hint=_RESTORE,
             )
         numeric = {field.name for field in FILES_SCHEMA if pa.types.is_integer(field.type)}
-        self._numbers = {name: files.column(name).to_numpy() for name in FILES_SCHEMA.names if name in numeric}
+        numbers = {name: files.column(name).to_numpy() for name in FILES_SCHEMA.names if name in numeric}
         for column in _POSITIVE:
-            if (wrong := self._numbers[column] < 1).any():
+            if (wrong := numbers[column] < 1).any():
                 row = int(np.argmax(wrong))
                 raise CorruptShardError(
-                    f"must be at least 1, not {self._numbers[column][row]}",
+                    f"must be at least 1, not {numbers[column][row]}",
                     file=f"{name}/{TABLE_FILES[FILES_TABLE]}",
                     column=column,
                     row=row,
                     hint=_RESTORE,
                 )
-        self._texts = {name: files.column(name) for name in FILES_SCHEMA.names if name not in numeric}
-        self.file = lru_cache(_FILES_KEPT)(self._file)
-        self.groups = lru_cache(_FILES_KEPT)(self._groups)
+        texts = {name: files.column(name) for name in FILES_SCHEMA.names if name not in numeric}
+        # Neither refers to the index. A cycle would keep the tables of a generation that nobody reads, and the arrays
+        # of its files, until a garbage collection.
+        file = lru_cache(_FILES_KEPT)(partial(_video_file, numbers, texts, self._starts, self._columns))
+        self.file = file
+        self.groups = lru_cache(_FILES_KEPT)(lambda number: frame_groups(file(number)))
 
     def __reduce__(self) -> tuple[object, ...]:
         return (VideoIndex, (self.files, self.packets, self.name))
@@ -125,30 +128,41 @@ class VideoIndex:
     @cached_property
     def num_pixels(self) -> int:
         """The pixels of all frames of all files."""
-        return int((self.frame_counts * self._numbers["height"].astype(np.int64) * self._numbers["width"]).sum())
+        sizes = [self.files.column(name).to_numpy().astype(np.int64) for name in ("height", "width")]
+        return int((self.frame_counts * sizes[0] * sizes[1]).sum())
 
-    def _file(self, number: int) -> VideoFile:
-        row: dict[str, Any] = {name: column[number].item() for name, column in self._numbers.items()}
-        row |= {name: column[number].as_py() for name, column in self._texts.items()}
-        first, last = self._starts[number : number + 2].tolist()
-        return VideoFile(
-            file=row["file"],
-            size=row["bytes"],
-            checksum=row["checksum"],
-            codec=row["codec"],
-            extradata=row["extradata"],
-            pixel_format=row["pixel_format"],
-            height=row["height"],
-            width=row["width"],
-            colors=ColorProperties(
-                row["color_range"], row["color_space"], row["color_primaries"], row["color_transfer"]
-            ),
-            time_base=Fraction(row["time_base_numerator"], row["time_base_denominator"]),
-            packets=Packets(*(column[first:last] for column in self._columns)),
-        )
 
-    def _groups(self, number: int) -> FrameGroups:
-        return frame_groups(self.file(number))
+def _video_file(
+    numbers: Mapping[str, npt.NDArray[Any]],
+    texts: Mapping[str, Any],
+    starts: npt.NDArray[np.int64],
+    columns: Sequence[npt.NDArray[Any]],
+    number: int,
+) -> VideoFile:
+    """Returns a file of the tables.
+
+    Args:
+        numbers, texts: name -> column of the table of files.
+        starts: int64 [files + 1], the first packet of each file.
+        columns: of the table of packets.
+        number: of the file.
+    """
+    row: dict[str, Any] = {name: column[number].item() for name, column in numbers.items()}
+    row |= {name: column[number].as_py() for name, column in texts.items()}
+    first, last = starts[number : number + 2].tolist()
+    return VideoFile(
+        file=row["file"],
+        size=row["bytes"],
+        checksum=row["checksum"],
+        codec=row["codec"],
+        extradata=row["extradata"],
+        pixel_format=row["pixel_format"],
+        height=row["height"],
+        width=row["width"],
+        colors=ColorProperties(row["color_range"], row["color_space"], row["color_primaries"], row["color_transfer"]),
+        time_base=Fraction(row["time_base_numerator"], row["time_base_denominator"]),
+        packets=Packets(*(column[first:last] for column in columns)),
+    )
 
 
 def files_fact(mode: str, size: int, files: pa.Table) -> dict[str, Any]:

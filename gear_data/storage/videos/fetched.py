@@ -21,7 +21,7 @@ from gear_data.common.cancellation import start_thread
 from gear_data.storage.manifest import FileEntry
 from gear_data.storage.remote.cache import ShardCache
 from gear_data.storage.remote.range_reader import RangeReader, filesystem_of
-from gear_data.storage.videos.pages import Pages, file_pages
+from gear_data.storage.videos.pages import file_pages
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange
 
@@ -68,14 +68,12 @@ class FetchedPackets:
         self._index = index
         self._urls = urls
         self._cache = cache
-        self._pages = lru_cache(_FILES_KEPT)(self._file_pages)
+        # Without a reference to self: see `VideoIndex`.
+        self._pages = lru_cache(_FILES_KEPT)(lambda file: file_pages(index.file(file), index.groups(file)))
         #: Pages that are being fetched.
         self._rounds: dict[tuple[int, int], _Round] = {}
         #: Calls of `fetch` that do not look for pages of later reads, because an earlier call found many.
         self._skips = 0
-
-    def _file_pages(self, file: int) -> Pages:
-        return file_pages(self._index.file(file), self._index.groups(file))
 
     def read(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
         """Returns the bytes of each range.
