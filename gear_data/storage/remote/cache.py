@@ -108,7 +108,7 @@ class ShardCache:
             self._fetch(path, entry, download, name, is_sound)
             fetched = True
         try:
-            os.utime(path)
+            _mark_used(path)
             yield path
         finally:
             _release(descriptor)
@@ -126,11 +126,7 @@ class ShardCache:
 
         The least recently used file is removed first.
         """
-        try:
-            os.utime(self._path(entry))
-        except FileNotFoundError:
-            return False
-        return True
+        return _mark_used(self._path(entry))
 
     def _path(self, entry: FileEntry) -> Path:
         match = _NAME.fullmatch(entry.checksum)
@@ -245,6 +241,17 @@ def default_folder() -> Path:
     if folder:
         return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "gear-data")
+
+
+def _mark_used(path: Path) -> bool:
+    """Sets the time of a file to now. Returns whether the file exists."""
+    try:
+        os.utime(path)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        pass  # a file, or a cache, that only others can write
+    return True
 
 
 def _open_locked(path: Path) -> int | None:

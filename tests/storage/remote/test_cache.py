@@ -104,6 +104,20 @@ def test_used_files_are_kept(tmp_path: Path) -> None:
     assert _kept(cache) == {DATA[2]}
 
 
+def test_files_that_only_others_can_write_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users share a cache, or it is mounted read-only. Root may set all times, so the system's answer is made here."""
+    cache, calls = ShardCache(tmp_path, 1000), []
+    _use(cache, DATA[0], calls)
+
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    _use(cache, DATA[0], calls)
+    assert cache.mark_used(_entry(DATA[0]))
+    assert calls == [DATA[0]]
+
+
 def test_datasets_share_equal_files(tmp_path: Path) -> None:
     calls: list[bytes] = []
     _use(ShardCache(tmp_path, 1000), DATA[0], calls)
