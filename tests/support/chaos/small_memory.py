@@ -15,7 +15,8 @@ from tests.support.chaos.system_calls import Ended
 _SIGNALS = {-each for each in (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS, signal.SIGTRAP, signal.SIGILL)}
 #: How Python, Arrow, Polars and the loader of shared libraries say that memory is missing.
 _WORDS = ("can't start new thread", "can't allocate", "Failed to launch worker thread", "Cannot allocate memory",
-          "Could not find/load shared object", "failed to map segment", "Polars binary is missing")  # fmt: skip
+          "Could not find/load shared object", "failed to map segment", "Polars binary is missing",
+          "SystemError: error return without exception set")  # fmt: skip
 _NO_THREAD = "cannot allocate memory for thread-local data: ABORT"
 
 
