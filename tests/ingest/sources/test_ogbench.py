@@ -277,3 +277,15 @@ def test_another_archive_given_as_ogbench(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", observations=np.zeros((3, 2)), actions=np.zeros(3))
     with pytest.raises(UnknownFormatError, match="no array 'terminals'"):
         gear_data.convert(tmp_path / "a.npz", tmp_path / "d", format="ogbench")
+
+
+@pytest.mark.parametrize("name", [f"{NAME}.npz", "replay.npz"])
+def test_an_export_is_no_archive_of_ogbench(name: str, rollouts_path: Path, tmp_path: Path) -> None:
+    """Beside `timeouts`, `terminals` are terminal steps: as OGBench's ends, they would join the truncated episodes."""
+    dataset = gear_data.open(rollouts_path).with_column("valids", np.ones(gear_data.open(rollouts_path).num_steps))
+    gear_data.export(dataset, tmp_path / name, "npz", progress=False)
+    report = gear_data.convert(tmp_path / name, tmp_path / "d", progress=False)
+    assert report.format == "npz"
+    assert gear_data.open(tmp_path / "d").fingerprint == dataset.fingerprint
+    with pytest.raises(UnknownFormatError, match=r"(?s)'timeouts'.*leave --format out"):
+        gear_data.convert(tmp_path / name, tmp_path / "e", format="ogbench", progress=False)

@@ -35,6 +35,8 @@ from gear_data.storage.episode_block import offsets_of
 
 _SUFFIX = ".npz"
 _TERMINALS, _VALIDS = "terminals", "valids"
+#: OGBench has no such array: beside it, `terminals` are terminal steps, as in D4RL and in exports to npz.
+_TIMEOUTS = "timeouts"
 _REQUIRED = ("observations", "actions", _TERMINALS)
 #: The state of the simulator. `ogbench.load_dataset` reads it only if asked to, and so does this format.
 _ON_REQUEST = ("qpos", "qvel", "button_states")
@@ -57,9 +59,9 @@ def probe(location: Location) -> str | None:
         names = set(open_npz(files[0]))
     except GearError:
         return None  # format npz raises the error
-    if not names.issuperset(_REQUIRED):
+    if not names.issuperset(_REQUIRED) or _TIMEOUTS in names:
         return None
-    has_state = names.issuperset(("qpos", "qvel")) and not names & {"rewards", "timeouts"}
+    has_state = names.issuperset(("qpos", "qvel")) and "rewards" not in names
     if not (has_state or _VALIDS in names or _dataset(files[0].name)):
         return None
     left_out = [name for name in _ON_REQUEST if name in names]
@@ -90,7 +92,7 @@ def ogbench_arrays(name: str, arrays: Mapping[str, StoredArray], options: Source
     """Builds the step arrays of one archive, in any of the three forms.
 
     Raises:
-        UnknownFormatError: the archive lacks an array that OGBench's archives have.
+        UnknownFormatError: the archive lacks an array that OGBench's archives have, or has `timeouts`.
         BadEpisodeError: arrays have different lengths, a flag is neither 0 nor 1, or a trajectory has no step.
     """
     missing = [source for source in _REQUIRED if source not in arrays]
@@ -98,6 +100,12 @@ def ogbench_arrays(name: str, arrays: Mapping[str, StoredArray], options: Source
         raise UnknownFormatError(
             f"holds no array '{missing[0]}', which OGBench's files have",
             hint=f"its arrays: {', '.join(arrays)}; leave --format out",
+        )
+    if _TIMEOUTS in arrays and _TIMEOUTS not in (options.rename or {}):
+        raise UnknownFormatError(
+            f"holds '{_TIMEOUTS}', which OGBench's files do not have: '{_TERMINALS}' may be terminal steps",
+            column=_TIMEOUTS,
+            hint="leave --format out",
         )
     requested = {*(options.columns or ()), *(options.rename or {})}
     wanted = {
