@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from numpy.lib import format as npy
@@ -10,9 +11,11 @@ from numpy.lib import format as npy
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.metadata import metadata_names
+from gear_data.errors import UnsupportedColumnError
 from gear_data.exports.destination import FILE_SUFFIXES, MARK, atomic_file_or_folder
-from gear_data.exports.exporter import ExportedFiles, ExportOptions, exported_files
-from gear_data.exports.flat import flat_blocks, flat_columns
+from gear_data.exports.exporter import ExportedFiles, ExportOptions, exported_files, rename_hint
+from gear_data.exports.flat import FlatColumn, flat_blocks, flat_columns
+from gear_data.ingest.sources.arrays.classify import is_boundary
 
 
 def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
@@ -22,10 +25,11 @@ def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> E
 
     Raises:
         MissingColumnError: see `flat_columns`.
-        UnsupportedColumnError: see `flat_columns`.
+        UnsupportedColumnError: see `flat_columns`; or readers would take a column for the places of episodes.
     """
     with atomic_file_or_folder(destination, FILE_SUFFIXES["npz"], "data.npz", options.overwrite) as path:
         columns = flat_columns(dataset, "npz")
+        _check_names(columns)
         total = dataset.num_steps * len(columns)
         with progress_bar(total, "export", "row", options.progress) as bar, zipfile.ZipFile(path, "w") as archive:
             for column in columns:
@@ -38,3 +42,14 @@ def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> E
                         bar.update(len(values))
             archive.comment = MARK.encode()
     return exported_files(destination, metadata_names(dataset))
+
+
+def _check_names(columns: Sequence[FlatColumn]) -> None:
+    """Refuses columns that readers of npz files would take for the places of episodes, and not store."""
+    for column in columns:
+        if is_boundary(column.name, column.dtype, column.shape[1:]):
+            raise UnsupportedColumnError(
+                f"an array of {column.dtype} with the name '{column.name}' says where episodes are in npz",
+                column=column.name,
+                hint=rename_hint(column.name, f"infos.{column.name}"),
+            )

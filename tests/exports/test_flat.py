@@ -77,3 +77,20 @@ def test_ambiguous_end_flags_are_refused(format: str, sources: Any, tmp_path: Pa
         with pytest.raises(UnsupportedColumnError, match=place):
             export_to(ds, folder, format)
         assert not (folder / FORMATS[format][0]).exists()
+
+
+@pytest.mark.parametrize("name", ["is_first", "indices", "episode_lengths", "episode_index"])
+def test_columns_that_would_say_where_episodes_are(name: str, rollouts_path: Path, tmp_path: Path) -> None:
+    """The format npz takes integers of such a name for the places of episodes; D4RL does not."""
+    ds = gear_data.open(rollouts_path)
+    numbers = ds.with_column(name, np.arange(ds.num_steps))
+    with pytest.raises(UnsupportedColumnError, match=rf"(?s)ds\.rename.*--rename {name}=infos\.{name}") as error:
+        export_to(numbers, tmp_path, "npz")
+    assert error.value.column == name
+    assert list(tmp_path.iterdir()) == []
+    vectors = ds.with_column(name, np.random.default_rng(1).normal(size=(ds.num_steps, 2)))
+    renamed = numbers.rename({name: f"infos.{name}"})
+    for number, (kept, format) in enumerate([(numbers, "d4rl"), (vectors, "npz"), (renamed, "npz")]):
+        (tmp_path / str(number)).mkdir()
+        path = export_to(kept, tmp_path / str(number), format)
+        assert convert_again(path, tmp_path / str(number)).fingerprint == kept.fingerprint

@@ -41,6 +41,8 @@ STARTS = "episode_starts"
 LENGTHS = ("lengths", "episode_lengths")
 #: True at an episode's first row. `gear_data.ingest.sources.arrays.first_rows` says what the rows are.
 FIRST = "is_first"
+#: Arrays that say where episodes are. The first one counts.
+_BOUNDARIES = (FIRST, INDICES, ENDS, STARTS, *LENGTHS)
 NEXT = "next_observations"
 
 
@@ -192,14 +194,18 @@ def _boundary_arrays(
         found = {rename.get(source, source): source for source in named if source in arrays}
         return found, tuple(rename.get(source, source) for source in ids)
     sources = {rename.get(source, source): source for source in arrays}
-    for name in (FIRST, INDICES, ENDS, STARTS, *LENGTHS):
+    for name in (*_BOUNDARIES, *EPISODE_COLUMNS):
         array = arrays[sources[name]] if name in sources else None
-        if array is not None and array.dtype.kind in "biu" and array.row_shape in ONE_VALUE:
-            return {name: sources[name]}, ()
-    for name in EPISODE_COLUMNS:
-        if name in sources and arrays[sources[name]].dtype.kind in "iu":
-            return {name: sources[name]}, (name,)
+        if array is not None and is_boundary(name, array.dtype, array.row_shape):
+            return {name: sources[name]}, (name,) if name in EPISODE_COLUMNS else ()
     return {}, ()
+
+
+def is_boundary(name: str, dtype: np.dtype[Any], row_shape: tuple[int, ...]) -> bool:
+    """Returns whether an array of this name says where episodes are, and is no column of steps."""
+    if name in EPISODE_COLUMNS:
+        return dtype.kind in "iu"
+    return name in _BOUNDARIES and dtype.kind in "biu" and row_shape in ONE_VALUE
 
 
 def all_values(array: StoredArray) -> npt.NDArray[Any]:
