@@ -13,7 +13,7 @@ from torch.utils.data import Dataset as TorchDataset
 from gear_data.common.keywords import suggest_keywords
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.conversions import check_whole_episodes
-from gear_data.errors import EpisodeIndexError, InvalidArgumentError
+from gear_data.errors import EpisodeIndexError, InvalidArgumentError, UnsupportedColumnError
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.presets.facts import FactValues, batch_facts, split_columns
 from gear_data.loaders.sequence_loader import SequenceLoader
@@ -96,15 +96,21 @@ class EpisodeDataset(TorchDataset[dict[str, Any]]):
     Raises:
         UnknownNameError: a column does not exist. The error lists the columns and facts.
         InvalidArgumentError: the view has a step filter, or an episode has no value of a fact.
-        UnsupportedColumnError: the values of a fact are neither text, bytes nor numbers.
+        UnsupportedColumnError: the values of a fact are neither text, bytes nor numbers; or a column is called
+            `episode_id`, or `final_X` for a column X of the final observation.
     """
 
     def __init__(self, dataset: Dataset, columns: Sequence[str] | None = None) -> None:
         check_whole_episodes(dataset)
         schema = dataset.schema
         names, facts = (schema.names, {}) if columns is None else split_columns(dataset, schema, columns)
-        self._columns = [schema[name] for name in names]
-        taken = [*names, *(f"final_{spec.name}" for spec in self._columns if spec.has_final)]
+        self._columns = [schema[name] for name in dict.fromkeys(names)]
+        finals = [f"final_{spec.name}" for spec in self._columns if spec.has_final]
+        taken = ["episode_id", *(spec.name for spec in self._columns), *finals]
+        if twice := next((key for key in taken if taken.count(key) > 1), None):
+            raise UnsupportedColumnError(
+                "is the name of two keys of an item", column=twice, hint="choose other columns with columns="
+            )
         self._facts = batch_facts(dataset, facts, {}, taken, ())
         self._dataset = dataset
 

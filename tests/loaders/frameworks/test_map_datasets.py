@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 import gear_data
-from gear_data.errors import EpisodeIndexError, InvalidArgumentError, UnknownNameError
+from gear_data.errors import EpisodeIndexError, InvalidArgumentError, UnknownNameError, UnsupportedColumnError
 from tests.support.cameras.filmed import FRONT, film
 from tests.support.feed.arguments import grouped
 
@@ -134,6 +134,19 @@ def test_episodes_with_text_and_without_finals(make_dataset: Any, tmp_path: Path
     assert [item["said"] for item in items] == said
     ds = gear_data.open(tmp_path / "ds")
     assert [item["said"] for item in ds.to_torch_dataset(1)] == [[text] for texts in said for text in texts]
+
+
+@pytest.mark.parametrize("name", ["episode_id", "final_observations"])
+def test_columns_with_the_name_of_another_key_are_refused(name: str, rollouts_path: Path) -> None:
+    dataset = gear_data.open(rollouts_path)
+    edited = dataset.with_column(name, np.zeros(dataset.num_steps))
+    with pytest.raises(UnsupportedColumnError, match="choose other columns") as error:
+        edited.to_torch_dataset()
+    assert error.value.column == name
+    items = edited.to_torch_dataset(columns=["rewards", "observations"])
+    assert {*items[0]} == {"episode_id", "rewards", "observations", "final_observations"}
+    if name == "final_observations":
+        assert edited.to_torch_dataset(columns=["rewards", name])[0][name].shape == (dataset[0].length,)
 
 
 def test_some_episodes_have_no_final_observation(tmp_path: Path) -> None:
