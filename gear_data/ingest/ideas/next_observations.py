@@ -41,10 +41,12 @@ class JumpFinder:
 
     Args:
         pairs: as `alike_pairs` returns them.
+        floats: column -> the dtype in the source, of floats. The user may have them read as wider ones, which are not
+            equal to numbers that were never rounded.
     """
 
-    def __init__(self, pairs: Mapping[str, str]) -> None:
-        self._pairs = pairs
+    def __init__(self, pairs: Mapping[str, str], floats: Mapping[str, npt.DTypeLike]) -> None:
+        self._pairs, self._floats = pairs, floats
         self._last: dict[str, npt.NDArray[Any]] = {}
 
     def starts(self, columns: Mapping[str, Values], keep: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
@@ -58,12 +60,19 @@ class JumpFinder:
         """
         starts, rows = np.zeros(len(keep), np.bool_), np.flatnonzero(keep)
         beside = np.diff(rows) == 1
-        for name, observations in self._pairs.items():
-            starts[rows[1:]] |= beside & rows_differ(columns[name][:-1], columns[observations][1:])
+        last: dict[str, npt.NDArray[Any]] = {}
+        for name, before in self._pairs.items():
+            following, observations = self._stored(name, columns), self._stored(before, columns)
+            starts[rows[1:]] |= beside & rows_differ(following[:-1], observations[1:])
             if name in self._last and keep[0]:
-                starts[0] |= rows_differ(self._last[name], columns[observations][:1])[0]
-        self._last = {name: columns[name][-1:] for name in self._pairs} if keep[-1] else {}
+                starts[0] |= rows_differ(self._last[name], observations[:1])[0]
+            last[name] = following[-1:]
+        self._last = last if keep[-1] else {}
         return starts
+
+    def _stored(self, name: str, columns: Mapping[str, Values]) -> npt.NDArray[Any]:
+        """Returns the values of a column as they are in the source."""
+        return np.asarray(columns[name]).astype(self._floats.get(name, columns[name].dtype), copy=False)
 
 
 def take_next_observations(

@@ -167,10 +167,14 @@ def reset_info_left_out(count: int, file: str, row: int | None, column: str) -> 
 def rows_differ(a: Values, b: Values) -> npt.NDArray[np.bool_]:
     """Returns bool [n]: whether the rows of two columns of n rows differ.
 
-    NaN equals NaN.
+    NaN equals NaN. Floats of two widths are compared as the narrower ones, because those were rounded.
     """
     if isinstance(a, pa.Array):
         return np.asarray(pc.not_equal(a, b).to_numpy(zero_copy_only=False), np.bool_)
+    if a.dtype != b.dtype and a.dtype.kind == b.dtype.kind == "f":
+        narrow = min(a.dtype, b.dtype, key=lambda dtype: dtype.itemsize)
+        with np.errstate(over="ignore"):
+            a, b = a.astype(narrow, copy=False), b.astype(narrow, copy=False)
     different = np.asarray(a != b)
     if a.dtype.kind == "f" and different.any():
         different &= ~((a != a) & (b != b))

@@ -216,3 +216,26 @@ def test_next_observations_of_another_shape_end_nothing(width: int, tmp_path: Pa
     del columns["terminated"]
     with pytest.raises(UnknownFormatError, match="neither an episode column"):
         gear_data.convert(_frame(columns), tmp_path / "e")
+
+
+@pytest.mark.parametrize("form", ["npz", "parquet"])
+@pytest.mark.parametrize("narrow", ["obs", "next_obs"])
+def test_rounded_floats_are_compared_as_such(
+    form: str, narrow: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The error about two dtypes advises to read both as the wider one. That does not undo the rounding."""
+    columns = _steps()
+    del columns["episode"]
+    columns[narrow] = columns[narrow].astype(np.float32)
+    source = tmp_path / f"a.{form}"
+    if form == "npz":
+        np.savez(source, **columns)
+    else:
+        monkeypatch.setattr("gear_data.ingest.sources.tables.file_stream._BATCH_BYTES", 100)
+        frame = _frame(columns).with_columns(pl.col(narrow).cast(pl.List(pl.Float32)))
+        frame.write_parquet(source, row_group_size=2)
+    gear_data.convert(source, tmp_path / "d", tables=gear_data.TableOptions(dtype={narrow: "float64"}))
+    dataset = gear_data.open(tmp_path / "d")
+    assert dataset.episodes["length"].to_list() == [*LENGTHS]
+    assert dataset.episodes["terminated"].to_list() == [True, False, False]
+    np.testing.assert_array_equal(dataset[1]["observations"], columns["obs"][4:9])

@@ -88,6 +88,7 @@ class CastTables:
             field.name: with_leaf_type(field.type, types[field.name]) for field in tables.schema if field.name in types
         }
         self._fills = fills
+        self.uncast = tables.uncast
         self.schema = pa.schema([field.with_type(self._types.get(field.name, field.type)) for field in tables.schema])
 
     @property

@@ -37,7 +37,7 @@ class _InMemory:
         self._name = name
         self._columns: dict[str, FlattenedColumn] = flat_columns(stored, name)
         self.by_pandas = is_by_pandas(stored)
-        self.schema = pa.schema([(name, column.type) for name, column in self._columns.items()])
+        self.schema = self.uncast = pa.schema([(name, column.type) for name, column in self._columns.items()])
 
     def select(self, columns: list[str]) -> None:
         self._columns = {name: self._columns[name] for name in columns}

@@ -97,7 +97,7 @@ class FileTables:
             self._stored = with_types(self._stored, wide)
             self._columns = flat_columns(self._stored, files[0].name, as_json)
         self.by_pandas = kind.by_pandas or is_by_pandas(self._stored)
-        self.schema = pa.schema([self._field(name, column) for name, column in self._columns.items()])
+        self.schema = self.uncast = pa.schema([self._field(name, column) for name, column in self._columns.items()])
 
     def _field(self, name: str, column: FlattenedColumn) -> pa.Field:
         """Returns the field of a column.

@@ -60,6 +60,7 @@ from gear_data.ingest.sources.tables.to_numpy import (
     column_values,
     inner_shape,
     leaf_dtype,
+    leaf_type,
     path_rows,
     paths_left_out,
     storage_array,
@@ -133,6 +134,7 @@ class StepRowSource:
         has_truncation = bool({DONES, "truncated"} & set(self._sources.values()))
         fixed = {spec.name: spec.shape for spec in self.columns if not spec.variable_length}
         self._jumps = {} if has_truncation else alike_pairs(fixed)
+        self._floats = self._stored_floats(tables.uncast)
         if not (self._ids or self._by_file or self._ends_by_steps or self._jumps or self._has_flags):
             raise _no_ends()
 
@@ -206,6 +208,15 @@ class StepRowSource:
             raise BadEpisodeError("has no elements", column=source, row=0, hint=leave_out(source))
         return column_spec(name, leaf_dtype(array.type, source), shape, source=source)
 
+    def _stored_floats(self, schema: pa.Schema) -> dict[str, npt.DTypeLike]:
+        """Returns canonical name -> dtype in the source, of the columns of floats."""
+        found: dict[str, npt.DTypeLike] = {}
+        for source, spec in zip(self._sources, self.columns, strict=True):
+            leaf = leaf_type(schema.field(source).type)
+            if pa.types.is_floating(leaf) and spec.numpy_dtype.kind == "f":
+                found[spec.name] = leaf.to_pandas_dtype()
+        return found
+
     @property
     def num_rows(self) -> int | None:
         return self._tables.num_rows
@@ -249,7 +260,7 @@ class StepRowSource:
 
         The steps include the check columns.
         """
-        numbering, jumps = EpisodeNumbering(), JumpFinder(self._jumps)
+        numbering, jumps = EpisodeNumbering(), JumpFinder(self._jumps, self._floats)
         for part in read_ahead(self._tables.parts(start, stop)):
             columns, keep, unreadable = self._read_part(part)
             facts: dict[str, npt.NDArray[Any]] = {}

@@ -73,6 +73,8 @@ class TableStream(Protocol):
     files: tuple[SourceFile, ...]
     #: Of all columns, selected or not.
     schema: pa.Schema
+    #: `schema`, before the user gave columns other types.
+    uncast: pa.Schema
     #: Whether the files are known to be consecutive parts of one table.
     is_one_table: bool
     #: Whether pandas made the tables, for which a missing number is NaN.
