@@ -8,6 +8,7 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import gear_data
@@ -80,6 +81,19 @@ def test_facts_that_are_lists_stay_facts(name: str, sources: Any, tmp_path: Path
     fact = "initial_state.articulation.robot.root_pose"
     expected = [rollout.columns["observations"][0].tolist() for rollout in rollouts]
     assert gear_data.open(tmp_path / "again").episodes[fact].to_list() == expected
+
+
+@pytest.mark.parametrize("of_datasets", [False, True])
+def test_facts_that_are_lists_stay_facts_in_memory(of_datasets: bool, sources: Any, tmp_path: Path) -> None:
+    MAKERS["robomimic-isaac-lab"](tmp_path / "source", sources.make_rollouts(4, seed=2))
+    gear_data.convert(tmp_path / "source", tmp_path / "first", progress=False)
+    ds = gear_data.open(tmp_path / "first")
+    gear_data.export(ds, tmp_path / "one.parquet", progress=False)
+    table = pq.read_table(tmp_path / "one.parquet")
+    again = gear_data.convert(datasets.Dataset(table) if of_datasets else table, tmp_path / "again", progress=False)
+    assert again.fingerprint == ds.fingerprint
+    fact = "initial_state.articulation.robot.root_pose"
+    assert gear_data.open(tmp_path / "again").episodes[fact].to_list() == ds.episodes[fact].to_list()
 
 
 @pytest.mark.parametrize("name", ["one.parquet", "folder"])

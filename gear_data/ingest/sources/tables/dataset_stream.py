@@ -9,7 +9,13 @@ import pyarrow as pa
 
 from gear_data.errors import CorruptSourceError
 from gear_data.ingest.location import Location, SourceFile
-from gear_data.ingest.sources.tables.flatten import FlattenedColumn, flat_columns, flatten_table, is_by_pandas
+from gear_data.ingest.sources.tables.flatten import (
+    FlattenedColumn,
+    flat_columns,
+    flat_schema,
+    flatten_table,
+    is_by_pandas,
+)
 from gear_data.ingest.sources.tables.read_units import ReadSpan
 from gear_data.ingest.sources.tables.stream import FileRows, TablePart
 from gear_data.storage.episode_block import BEGIN, Position
@@ -28,16 +34,17 @@ class _InMemory:
     Args:
         stored: the types of the columns, before they are flattened.
         name: the source, for messages.
+        described: has the metadata of the fields; None: `stored` has it.
     """
 
     is_one_table = True
     files: tuple[SourceFile, ...] = ()
 
-    def __init__(self, stored: pa.Schema, name: str) -> None:
+    def __init__(self, stored: pa.Schema, name: str, described: pa.Schema | None = None) -> None:
         self._name = name
         self._columns: dict[str, FlattenedColumn] = flat_columns(stored, name)
         self.by_pandas = is_by_pandas(stored)
-        self.schema = self.uncast = pa.schema([(name, column.type) for name, column in self._columns.items()])
+        self.schema = self.uncast = flat_schema(self._columns, stored if described is None else described)
 
     def select(self, columns: list[str]) -> None:
         self._columns = {name: self._columns[name] for name in columns}
@@ -79,7 +86,9 @@ class DatasetTables(_InMemory):
         else:  # an IterableDataset without features: its first row gives the types
             first = next(iter(self._dataset.iter(batch_size=1)), None)
             self._stored = pa.schema([]) if first is None else first.schema
-        super().__init__(self._stored, location.name)
+        # Features have no metadata of the fields. The table of a dataset that is no stream may have it.
+        table = getattr(location.dataset, "data", None)
+        super().__init__(self._stored, location.name, None if table is None else table.schema)
         self.by_pandas = False
 
     def select(self, columns: list[str]) -> None:

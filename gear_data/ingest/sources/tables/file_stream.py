@@ -20,6 +20,7 @@ from gear_data.ingest.sources.tables.files.kind import FETCH_BYTES, BatchSizer, 
 from gear_data.ingest.sources.tables.flatten import (
     FlattenedColumn,
     flat_columns,
+    flat_schema,
     flatten_table,
     is_by_pandas,
     with_types,
@@ -97,15 +98,7 @@ class FileTables:
             self._stored = with_types(self._stored, wide)
             self._columns = flat_columns(self._stored, files[0].name, as_json)
         self.by_pandas = kind.by_pandas or is_by_pandas(self._stored)
-        self.schema = self.uncast = pa.schema([self._field(name, column) for name, column in self._columns.items()])
-
-    def _field(self, name: str, column: FlattenedColumn) -> pa.Field:
-        """Returns the field of a column.
-
-        It has the file's metadata about the field, unless the column is part of a struct.
-        """
-        index = self._stored.get_field_index(name)
-        return pa.field(name, column.type, metadata=None if index < 0 else self._stored.field(index).metadata)
+        self.schema = self.uncast = flat_schema(self._columns, self._stored)
 
     @property
     def num_rows(self) -> int | None:

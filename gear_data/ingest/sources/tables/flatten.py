@@ -68,6 +68,15 @@ def flat_columns(schema: pa.Schema, file: str, as_json: Set[str] = frozenset()) 
     return columns
 
 
+def flat_schema(columns: Mapping[str, FlattenedColumn], stored: pa.Schema) -> pa.Schema:
+    """Returns the schema of flattened columns.
+
+    A field has the metadata of the stored field, unless the column is part of a struct.
+    """
+    metadata = {field.name: field.metadata for field in stored}
+    return pa.schema([pa.field(name, column.type, metadata=metadata.get(name)) for name, column in columns.items()])
+
+
 def _flatten_field(path: tuple[str, ...], type_: pa.DataType, stored: str) -> Iterator[FlattenedColumn]:
     inner, in_list = type_, False
     while is_list(inner):
