@@ -44,7 +44,8 @@ class WindowDataset(TorchDataset[dict[str, Any]]):
             `windows`.
 
     Raises:
-        InvalidArgumentError: an argument that the DataLoader decides, such as `batch_size`.
+        InvalidArgumentError: an argument that the DataLoader decides, such as `batch_size`; or rows of patches of one
+            length (preset `gato`, `ragged` false).
         GearError: see `SequenceLoader`.
     """
 
@@ -59,6 +60,12 @@ class WindowDataset(TorchDataset[dict[str, Any]]):
             dataset, 1, context=context, sampler="fifo", epochs=1, prefetch=0, framework="torch", rank=0, world_size=1,
             **arguments,
         )  # fmt: skip
+        tokens = self._loader._config.batch_format.tokens
+        if tokens is not None and tokens.patch and not tokens.ragged:
+            raise InvalidArgumentError(
+                "with ragged=False the patches of a batch are one array, of which no window has a part of its own",
+                hint="leave ragged=False out of tokens, or make batches by gear_data.SequenceLoader",
+            )
         self._draws = _has_draws(self._loader._config)
 
     def __len__(self) -> int:

@@ -185,6 +185,19 @@ def test_padded_rows_of_one_task_have_a_fixed_width(datasets: Any, side: str) ->
         assert np.array_equal(padded[key], np.concatenate(lists[key]))
 
 
+def test_windows_of_a_map_style_dataset_have_their_own_patches(datasets: Any) -> None:
+    def windows(ragged: bool) -> Any:
+        options = {"patch": PATCH, "sample": False, "ragged": ragged}
+        return datasets["atari"].to_torch_dataset(
+            6, preset="gato", batch=BatchOptions(preset_options={"tokens": options})
+        )
+
+    for item in windows(ragged=True):
+        assert len(item["patches"]) == len(item["patch_rows"]) == int((item["tokens"] == 33025).sum()) > 0
+    with pytest.raises(InvalidArgumentError, match=r"(?s)patches of a batch are one array.*SequenceLoader"):
+        windows(ragged=False)
+
+
 @pytest.mark.parametrize("options", [{"context": 3}, {"pack": 160}, {"pack": 160, "sampler": Weighted("length")}])
 @pytest.mark.parametrize("mixed", [False, True])
 def test_a_dataset_that_grows(datasets: Any, tmp_path: Path, options: dict[str, Any], mixed: bool) -> None:
