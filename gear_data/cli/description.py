@@ -53,7 +53,9 @@ def describe_mixture(facts: Mapping[str, Any]) -> str:
 
 def histogram(values: npt.NDArray[np.float64]) -> list[str]:
     """Returns one line per bin: its lower edge, a bar and its count."""
-    counts, edges = np.histogram(values, bins=_BARS if values.min() < values.max() else 1)
+    # Values that differ only by their rounding have no room for all bins.
+    has_room = (np.diff(np.linspace(values.min(), values.max(), _BARS + 1)) > 0).all()
+    counts, edges = np.histogram(values, bins=_BARS if has_room else 1)
     widest = counts.max()
     return [
         f"  {edge:>12,.1f} {'█' * int(np.ceil(count / widest * _BAR_WIDTH)):<{_BAR_WIDTH}} {count:,}"

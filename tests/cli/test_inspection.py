@@ -66,6 +66,17 @@ def test_inspect_leaves_infinite_returns_out(
     assert ("return of an episode" in capsys.readouterr().out) == bool(finite)
 
 
+def test_inspect_of_returns_that_differ_by_their_rounding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rewards that sum to 1 have a few returns beside it, between which there are no numbers for bins."""
+    returns = [1.0, 1 - 2**-53, 1.0, 1 - 2**-52]
+    episodes = [{"actions": np.zeros((2, 2)), "rewards": np.array([each, 0.0])} for each in returns]
+    gear_data.convert(episodes, tmp_path / "d", progress=False)
+    assert gear_data.open(tmp_path / "d").episodes["return"].to_list() == returns
+    assert main(["inspect", str(tmp_path / "d")]) == 0
+    (bar,) = capsys.readouterr().out.split("return of an episode")[1].split("\n\n")[0].strip().splitlines()
+    assert bar.split()[-1] == "4"
+
+
 def test_verify(sources: Any, rollouts: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     gear_data.convert(sources.write_episodes(tmp_path / "s.parquet", rollouts), tmp_path / "out", shard_bytes=2048)
     facts = run_json(capsys, "verify", tmp_path / "out")
