@@ -45,12 +45,15 @@ def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> 
 
 
 def _write_metadata(file: h5py.File, metadata: Mapping[str, Any]) -> list[str]:
-    """Writes metadata, and returns the names that HDF5 cannot store."""
+    """Writes metadata, and returns the names of what is left out: nested values, and what HDF5 cannot store."""
     left_out = []
     for name, value in metadata.items():
-        if isinstance(value, str | int | float):
+        path = f"metadata/{name}"
+        if not isinstance(value, str | int | float | None):
+            left_out.append(path)
+        elif value is not None:
             try:
-                file[f"metadata/{name}"] = value
+                file[path] = value
             except (ValueError, TypeError, OverflowError):
-                left_out.append(f"metadata/{name}")
+                left_out.append(path)
     return left_out

@@ -52,6 +52,17 @@ def test_d4rl_metadata(rollouts: list[Any], sources: Any, tmp_path: Path) -> Non
     assert convert_again(path, tmp_path).manifest.provenance["metadata"] == {"algorithm": "ppo", "iteration": 7}
 
 
+def test_metadata_that_d4rl_has_no_place_for_is_listed(
+    rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = {"robot": {"name": "arm"}, "authors": ["a", "b"], "license": "MIT", "url": None}
+    monkeypatch.setattr("gear_data.exports.d4rl.source_metadata", lambda dataset: metadata)
+    report = gear_data.export(gear_data.open(rollouts_path), tmp_path / "out.hdf5", "d4rl", progress=False)
+    assert report.left_out == ("metadata/robot", "metadata/authors")
+    with h5py.File(tmp_path / "out.hdf5") as file:
+        assert {*file["metadata"]} == {"license"}
+
+
 def test_flat_arrays_without_final_observations(sources: Any, tmp_path: Path) -> None:
     ds = convert_rollouts(tmp_path, sources, sources.make_rollouts(6), final=False, level=list(range(6)))
     report = gear_data.export(ds, tmp_path / "out.hdf5", "d4rl")
