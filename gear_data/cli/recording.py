@@ -141,7 +141,7 @@ def _record(options: argparse.Namespace) -> int:
 def _policy(text: str) -> Callable[[Any], Any]:
     """Imports a function. The current folder is searched first, as `python -m` does."""
     module, separator, name = text.partition(":")
-    if not separator:
+    if not (separator and module and name) or module.startswith("."):
         raise InvalidArgumentError(f"--policy must be MODULE:FUNCTION, not {text!r}")
     sys.path.insert(0, os.getcwd())
     try:

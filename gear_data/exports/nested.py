@@ -32,7 +32,7 @@ def nested_rows(values: npt.NDArray[Any], name: str | None = None) -> pa.Array:
     for axis in range(values.ndim - 1, 0, -1):
         width = values.shape[axis]
         count = int(np.prod(values.shape[:axis], dtype=np.int64))
-        offsets = np.arange(0, (count + 1) * width, width, dtype=np.int32)
+        offsets = np.arange(count + 1, dtype=np.int32) * np.int32(width)
         array = pa.ListArray.from_arrays(pa.array(offsets), array)
     return array
 

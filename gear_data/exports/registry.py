@@ -10,6 +10,8 @@ import os
 from dataclasses import asdict, dataclass
 from typing import Any, Never
 
+import numpy as np
+
 from gear_data.common.keywords import refuse_keywords_of
 from gear_data.dataset.dataset import Dataset
 from gear_data.error_text import shown
@@ -121,16 +123,21 @@ def export(
             "the view has a step filter, but export writes whole episodes",
             hint="export ds.all_steps(), or export batches of it (export_batches, --batches)",
         )
-    if fps is not None and (format != "lerobot" or not 0 < fps < math.inf):
+    if fps is not None and (format != "lerobot" or not _is_rate(fps)):
         raise InvalidArgumentError(
             f"fps={fps!r} is not allowed for the format {format}",
             hint="give fps only for lerobot, as a positive number",
         )
     _check_videos(dataset, format, videos, video_codec)
-    written = EXPORTERS[format](dataset, target, ExportOptions(progress, fps, videos, video_codec, overwrite))
+    rate = None if fps is None else float(fps)
+    written = EXPORTERS[format](dataset, target, ExportOptions(progress, rate, videos, video_codec, overwrite))
     return ExportReport(
         written.files, written.bytes, dataset.num_episodes, dataset.num_steps, written.left_out, written.notes
     )
+
+
+def _is_rate(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 def _check_videos(dataset: Dataset, format: str, videos: bool, codec: str | None) -> None:

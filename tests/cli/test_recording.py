@@ -84,7 +84,9 @@ def test_record_what_is_rendered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert np.abs(frames[:, 16, 24, 0] - episode["observations"][:, 0]).max() < 4
 
 
-@pytest.mark.parametrize("policy", ["act", "no_such_module:act", "json:act", "json:decoder"])
+@pytest.mark.parametrize(
+    "policy", ["act", ":act", "json:", ".json:act", "no_such_module:act", "json:act", "json:decoder"]
+)
 def test_policies_that_are_no_functions(tmp_path: Path, capsys: pytest.CaptureFixture[str], policy: str) -> None:
     assert main(["record", "CartPole-v1", str(tmp_path / "pole"), "--policy", policy]) == 2
     assert "--policy" in capsys.readouterr().err

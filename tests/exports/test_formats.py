@@ -143,9 +143,12 @@ def test_invalid_arguments_are_refused(rollouts_path: Path, tmp_path: Path) -> N
     ds = gear_data.open(rollouts_path)
     with pytest.raises(InvalidArgumentError, match="fps=30"):
         gear_data.export(ds, tmp_path / "out", "lerobot")
-    for format, fps in (("d4rl", 30), ("lerobot", 0), ("lerobot", float("nan"))):
+    with pytest.raises(InvalidArgumentError, match="fps="):
+        gear_data.export(ds, tmp_path / "out", "d4rl", fps=30)
+    rates: tuple[Any, ...] = (0, float("nan"), "30", True)
+    for fps in rates:
         with pytest.raises(InvalidArgumentError, match="fps="):
-            gear_data.export(ds, tmp_path / "out", format, fps=fps)
+            gear_data.export(ds, tmp_path / "out", "lerobot", fps=fps)
     with pytest.raises(InvalidArgumentError, match="out-v0"):
         gear_data.export(ds, tmp_path / "out", "minari")
     assert list(tmp_path.iterdir()) == []

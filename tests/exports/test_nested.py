@@ -32,6 +32,11 @@ def test_lists_beyond_32_bit_offsets_are_refused() -> None:
     assert error.value.column == "rewards"
 
 
+def test_rows_without_values() -> None:
+    assert nested_rows(np.empty((2, 3, 0), np.int64)).to_pylist() == [[[], [], []], [[], [], []]]
+    assert nested_rows(np.empty((2, 0, 3), np.int64)).to_pylist() == [[], []]
+
+
 def _large_values(type_: pa.DataType) -> pa.Array:
     """Returns two values, of which the second begins after 2^31 bytes. The pages of the first take no memory."""
     data = np.zeros((1 << 31) + 3, np.uint8)
