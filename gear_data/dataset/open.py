@@ -249,7 +249,10 @@ def open_local(
     # Copies columns to the GPU now if the residency asks for it, so that a missing package or memory raises here.
     store.device_columns()
     view = whole_view(store)
-    return Dataset(store, replace(view, rows=sound_episodes(store)) if bad_files else view)
+    if bad_files:
+        # No filter made this view: a refresh, or a file of a mixture, would have the damaged shards again.
+        view = replace(view, rows=sound_episodes(store), made_by=None)
+    return Dataset(store, view)
 
 
 def open_remote(

@@ -259,8 +259,8 @@ def _filters(dataset: Dataset, name: str, folder: str) -> list[dict[str, Any]]:
     view, found = dataset.view, []
     if view.made_by is None or dataset.discount != 1 or (view.mask is None and STEP_MASK in dataset.manifest.tables):
         raise InvalidArgumentError(
-            f"{name} is a view of positions (select, split, drop_outliers, drop_duplicates), of another discount, or "
-            "without a saved filter of steps, and a file holds filters",
+            f"{name} is a view of positions (select, split, drop_outliers, drop_duplicates, on_bad_shard='skip'), of "
+            "another discount, or without a saved filter of steps, and a file holds filters",
             hint="save the view as a dataset, Dataset.save, and mix that",
         )
     for each in view.made_by:

@@ -229,6 +229,22 @@ def test_views_of_positions_stay(tmp_path: Path) -> None:
                 view.refresh()
 
 
+def test_a_dataset_without_its_damaged_shards_stays(tmp_path: Path) -> None:
+    """A refresh would have the damaged shards again."""
+    folder = tmp_path / "ds"
+    grown(folder, 2, shard_bytes=1024).close()
+    shard = folder / gear_data.open(folder).manifest.shards[0].entry.file
+    data = bytearray(shard.read_bytes())
+    data[len(data) // 2] ^= 1
+    shard.write_bytes(data)
+    with pytest.warns(RuntimeWarning, match="left out"):
+        sound = gear_data.open(folder, on_bad_shard="skip")
+    assert 0 < len(sound) < 20
+    for view in (sound, sound.filter("number > 3"), sound.filter_steps("actions > 3")):
+        with pytest.raises(InvalidArgumentError, match="stays at its generation"):
+            view.refresh()
+
+
 def test_a_replaced_dataset_is_no_generation(tmp_path: Path) -> None:
     with grown(tmp_path / "ds", 2):
         pass

@@ -247,9 +247,18 @@ def test_what_a_file_cannot_hold(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder / "hopper", tmp_path / "whole")
     ds.filter_steps("rewards > 0").save(tmp_path / "steps", progress=False)
     steps = gear_data.open(tmp_path / "steps")
+    gear_data.merge([folder / "hopper", tmp_path / "whole"], tmp_path / "two", progress=False)
+    shard = tmp_path / "two" / gear_data.open(tmp_path / "two").manifest.shards[1].entry.file
+    data = shard.read_bytes()
+    shard.unlink()  # a link to the shard of "whole"
+    shard.write_bytes(data[:-8])
+    with pytest.warns(RuntimeWarning, match="left out"):
+        sound = gear_data.open(tmp_path / "two", on_bad_shard="skip")
     for entry, words in [
         ((ds, lambda step: 1.0), "a function"),
         ((ds.select([1]), 1), "Dataset.save"),
+        ((sound, 1), "on_bad_shard='skip'"),
+        ((sound.filter("length > 1"), 1), "on_bad_shard='skip'"),
         ((ds.with_discount(0.5), 1), "discount"),
         ((steps.all_steps(), 1), "without a saved filter"),
         ((ds.filter(pl.col("length") > 13), 1), "a file holds SQL"),
