@@ -36,7 +36,8 @@ def stated_rate(dataset: DatasetCore) -> float | None:
         raise InvalidArgumentError(
             f"the dataset was converted from sources of {' and '.join(f'{rate:g}' for rate in known)} steps per second",
             file=str(dataset.path),
-            hint="convert them one by one, and give the loader a Mixture",
+            hint="convert them one by one, and give the loader a Mixture; or give the steps per second of all: fps of "
+            "drop_idle, or the option fps of a mixture's dataset",
         )
     return known[0] if len(rates) == 1 and known else None
 
@@ -45,10 +46,21 @@ def _rates_of(provenance: Any) -> set[float | None]:
     """Returns the steps per second of all sources of a dataset; None is of those that state none."""
     if not isinstance(provenance, Mapping):
         return {None}
+    view = provenance.get("view")
+    if isinstance(view, Mapping) and isinstance(view.get("provenance"), Mapping):
+        return _rates_of(view["provenance"])  # `Dataset.save` keeps what the sources of its dataset say
     merged, parts = (_mappings(provenance.get(name)) for name in ("merged", "parts"))
     if merged:
         return {rate for part in merged for rate in _rates_of(part.get("provenance"))}
-    return {_rate_of(each.get("metadata")) for each in parts or [provenance]}
+    return {rate for each in parts or [provenance] for rate in _rates_of_source(each.get("metadata"))}
+
+
+def _rates_of_source(metadata: Any) -> set[float | None]:
+    """Returns the steps per second of a source, by its metadata. A dataset that was merged has several sources."""
+    origin = metadata.get("dataset") if isinstance(metadata, Mapping) else None
+    if isinstance(origin, Mapping) and isinstance(origin.get("provenance"), Mapping):
+        return _rates_of(origin["provenance"])
+    return {_rate_of(metadata)}
 
 
 def _mappings(values: Any) -> list[Mapping[str, Any]]:

@@ -81,6 +81,35 @@ def test_merged_datasets_of_several_rates(tmp_path: Path) -> None:
         gear_data.open(tmp_path / "unlike").drop_idle("actions", threshold=0.1, seconds=0.5)
 
 
+def test_saved_views_have_the_rates_of_their_sources(tmp_path: Path) -> None:
+    for name, fps in (("a", 30), ("b", 30), ("c", 10)):
+        write_lerobot(tmp_path / f"source-{name}", make_rollouts(2), info={"fps": fps})
+        gear_data.convert(tmp_path / f"source-{name}", tmp_path / name, progress=False)
+    a, b, c = (tmp_path / name for name in "abc")
+    sources = [tmp_path / f"source-{name}" for name in "abc"]
+    gear_data.convert(sources[:2], tmp_path / "parts", progress=False)
+    gear_data.merge([a, b], tmp_path / "merged", progress=False)
+    for name in ("a", "parts", "merged"):
+        gear_data.open(tmp_path / name)[1:].save(tmp_path / f"{name}-1", progress=False)
+        gear_data.open(tmp_path / f"{name}-1").rename({"actions": "controls"}).save(
+            tmp_path / f"{name}-2", progress=False
+        )
+        assert [stated_rate(gear_data.open(tmp_path / f"{name}-{number}")) for number in (1, 2)] == [30, 30]
+    # Datasets of unlike columns are written again, as sources.
+    gear_data.merge([a, c], tmp_path / "unlike", progress=False)
+    gear_data.merge([tmp_path / "merged", tmp_path / "merged-2"], tmp_path / "wide", progress=False)
+    assert stated_rate(gear_data.open(tmp_path / "wide")) == 30
+    gear_data.merge([tmp_path / "unlike", tmp_path / "merged-2"], tmp_path / "wider", progress=False)
+    gear_data.open(tmp_path / "unlike")[1:].save(tmp_path / "saved", progress=False)
+    for name in ("wider", "saved"):
+        ds = gear_data.open(tmp_path / name)
+        with pytest.raises(InvalidArgumentError, match="sources of 10 and 30 steps per second"):
+            stated_rate(ds)
+        # What the hint says works.
+        ds.drop_idle("observations", threshold=1e-9, seconds=0.1, fps=30)
+        assert steps_of(Mixture([(ds, 1, {"fps": 10})]), [0, 0.1]) == [0, 2]
+
+
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 def test_timestamps_say_it(tmp_path: Path, dtype: Any) -> None:
     ds = with_stamps(tmp_path / "stamps", [[0.02] * 400, [], [0.02] * 7], dtype)
