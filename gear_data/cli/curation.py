@@ -22,7 +22,8 @@ from gear_data.cli.arguments import (
 )
 from gear_data.common.paths import join
 from gear_data.common.progress import format_bytes, pluralize
-from gear_data.errors import InvalidArgumentError
+from gear_data.error_text import shown
+from gear_data.errors import EmptySourceError, InvalidArgumentError
 
 #: Ids of dropped episodes that are printed.
 _SHOWN_IDS = 10
@@ -156,8 +157,21 @@ def _split(options: argparse.Namespace) -> int:
             )
     else:
         views = dataset.split_by(options.by)
+    folders = _folder_names(views)
+    empty = [
+        folder
+        for folder, view in zip(folders, views.values(), strict=True)
+        if view.step_mask is not None and view.steps_left_out == view.num_steps
+    ]
+    if empty:  # before the first part is saved
+        raise EmptySourceError(
+            f"the filter of steps of {options.dataset} leaves out every step of {pluralize(len(empty), 'part')}: "
+            f"{shown(empty)}",
+            hint="leave such episodes out with --where, or split a dataset that was saved without the filter: "
+            "gear_data.open(...).all_steps().save(...)",
+        )
     parts = {}
-    for folder, (value, view) in zip(_folder_names(views), views.items(), strict=True):
+    for folder, (value, view) in zip(folders, views.items(), strict=True):
         output = join(options.output, folder)
         report = view.save(output, overwrite=options.overwrite, resume=options.resume)
         parts[folder] = {"value": plain(value), **report.to_json()}

@@ -98,6 +98,19 @@ def test_split_by_a_column(path: Path, tmp_path: Path, capsys: pytest.CaptureFix
     assert gear_data.open(tmp_path / "out/lift-1").episodes["task"].unique().to_list() == ["lift/1"]
 
 
+def test_a_part_without_a_step_is_refused_before_the_first_part(
+    path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gear_data.open(path).keep_ranges({0: [[0, 1]]}).save(tmp_path / "steps", progress=False)
+    assert main(["split", str(tmp_path / "steps"), str(tmp_path / "out"), "--by", "task"]) != 0
+    printed = capsys.readouterr().err
+    assert "every step of 2 parts" in printed and "lift-1" in printed and "--where" in printed
+    assert not (tmp_path / "out").exists()
+    arguments = ["split", str(tmp_path / "steps"), str(tmp_path / "out"), "--by", "task", "--where", "task = 'lift/0'"]
+    assert main(arguments) == 0
+    assert [each.name for each in (tmp_path / "out").iterdir()] == ["lift-0"]
+
+
 def test_parts_have_different_names() -> None:
     names = curation._folder_names(["a/b", "a b", "A-B", None, "..", "", "null", True, "x" * 300])
     assert names == ["a-b", "a-b-2", "A-B-3", "null", "part", "part-2", "null-2", "True", "x" * 100]
