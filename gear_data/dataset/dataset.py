@@ -388,8 +388,8 @@ class Dataset(DatasetCore):
 
         Raises:
             InvalidArgumentError: the name is taken or invalid, there are more or fewer values than steps, some are
-                null, a function or expression gives another dtype or shape in a later episode, this is a view of some
-                episodes, the dataset grows, or other nodes serve it.
+                null or masked, a function or expression gives another dtype or shape in a later episode, this is a view
+                of some episodes, the dataset grows, or other nodes serve it.
             UnsupportedColumnError: a dataset cannot store the values.
             UnknownNameError: the expression names a column that does not exist, or the role does not exist.
             CorruptShardError: a shard is damaged.

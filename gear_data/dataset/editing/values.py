@@ -166,7 +166,8 @@ def _without_nulls(values: Any, name: str, whose: str) -> Any:
         return values
     import polars as pl
 
-    if isinstance(values, pl.Series) and values.dtype in (pl.String, pl.Binary, pl.Categorical, pl.Enum):
+    # NumPy makes NaN of the nulls inside of arrays; Arrow tells them.
+    if isinstance(values, pl.Series) and values.dtype in (pl.String, pl.Binary, pl.Categorical, pl.Enum, pl.Array):
         values = values.to_arrow()
     if isinstance(values, pa.Array | pa.ChunkedArray):
         values = storage_array(values)
@@ -177,6 +178,8 @@ def _without_nulls(values: Any, name: str, whose: str) -> Any:
         nulls = sum(value is None for value in values)
     if nulls:
         raise InvalidArgumentError(f"{nulls} values are null", column=name, hint="fill them: .fill_null(0)")
+    if any(map(_is_masked, values if isinstance(values, Sequence) else [values])):
+        raise InvalidArgumentError("values are masked", column=name, hint="fill them: .filled(numpy.nan)")
     try:
         if isinstance(values, pa.Array):
             return _of_arrow(values)
@@ -196,6 +199,11 @@ def _without_nulls(values: Any, name: str, whose: str) -> Any:
         raise UnsupportedColumnError(
             f"cannot be stored: {error}", column=name, hint="give numbers of one shape, text, or bytes"
         ) from error
+
+
+def _is_masked(value: Any) -> bool:
+    """Returns whether a value is an array with masked values. NumPy would store what is below the mask."""
+    return isinstance(value, np.ma.MaskedArray) and bool(np.ma.is_masked(value))
 
 
 def _check_texts(values: Sequence[Any], name: str, whose: str) -> None:

@@ -128,6 +128,8 @@ _COMPUTED: dict[str, tuple[str, Any, Callable[[dict[str, Any]], Any]]] = {
         pl.col("actions").arr.get(0).max(),
         lambda e: np.full(len(e["actions"]), e["actions"][:, 0].max()),
     ),
+    "vectors": ("infos.copy", pl.col("actions"), lambda e: e["actions"]),
+    "not masked": ("infos.a", lambda e: np.ma.array(e["rewards"]), lambda e: e["rewards"]),
     "texts": ("words", lambda e: [f"{e.length}"] * e.length, lambda e: [str(len(e["rewards"]))] * len(e["rewards"])),
     "text expression": ("words", pl.col("prompt") + "!", lambda e: [f"{text}!" for text in e["prompt"]]),
 }
@@ -389,6 +391,9 @@ def _later(dtype: str) -> Callable[[Any], Any]:
     ("a", lambda e: [None] * e.length, InvalidArgumentError, "values are null"),
     ("a", lambda e: [*["x"] * (e.length - 1), None], InvalidArgumentError, "values are null"),
     ("a", lambda e: np.array([*[1.0] * (e.length - 1), None], object), InvalidArgumentError, "values are null"),
+    ("a", lambda e: np.ma.masked_equal(np.arange(e.length), 0), InvalidArgumentError, "values are masked"),
+    ("a", lambda e: [np.ma.masked_equal([1.0, t], 0.0) for t in range(e.length)], InvalidArgumentError, "are masked"),
+    ("a", pl.col("observations").arr.shift(1), UnsupportedColumnError, "holds a null"),
     ("a", pl.col("rewards", "truncated"), InvalidArgumentError, "one column"),
     ("a", lambda e: np.zeros(e.length, complex), UnsupportedColumnError, "complex128"),
     ("a", lambda e: [object()] * e.length, UnsupportedColumnError, "cannot be stored"),
