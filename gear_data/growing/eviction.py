@@ -103,5 +103,6 @@ def _weights(draft: Draft, name: str) -> npt.NDArray[np.float64]:
         raise InvalidArgumentError(
             f"evict={name!r} is a column of {column.type}", hint="name a numeric column of the episode table"
         )
-    values: npt.NDArray[np.float64] = column.cast(pa.float64()).to_numpy()
+    # Arrow casts no integers above 2^53 that floats round, unless it is told to.
+    values: npt.NDArray[np.float64] = column.cast(pa.float64(), safe=False).to_numpy()
     return np.nan_to_num(values, nan=-np.inf)

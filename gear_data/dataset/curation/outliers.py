@@ -51,7 +51,8 @@ def _values(table: pa.Table, name: str) -> npt.NDArray[np.float64]:
             f"outliers are of numbers, and the column '{name}' has type {column.type}",
             hint="name a numeric column of the episode table, such as return or length",
         )
-    values: Any = column.cast(pa.float64()).to_numpy()
+    # Arrow casts no integers above 2^53 that floats round, unless it is told to.
+    values: Any = column.cast(pa.float64(), safe=False).to_numpy()
     return np.asarray(values, np.float64)
 
 

@@ -51,6 +51,13 @@ def test_missing_values_stay_and_infinities_leave(tmp_path: Path) -> None:
     assert _dataset(tmp_path / "b", [None, None, None, 1.0]).drop_outliers({"score": 1}).num_episodes == 4
 
 
+def test_integers_above_2_to_the_53(tmp_path: Path) -> None:
+    """Such as times in nanoseconds, of which floats have not all."""
+    stamps = [1_700_000_000_000_000_001 + number * 10**9 for number in range(9)]
+    kept = _dataset(tmp_path / "a", [*stamps, stamps[0] + 10**12]).drop_outliers({"score": 10})
+    assert kept.episodes["score"].to_list() == stamps
+
+
 def test_several_limits_are_compared_with_all_episodes(tmp_path: Path) -> None:
     dataset = _dataset(tmp_path / "a", [float(i) for i in range(9)])
     both = dataset.drop_outliers({"score": 1.0, "length": 0.5})

@@ -162,6 +162,18 @@ def test_the_worst_episodes_leave(tmp_path: Path) -> None:
     assert ds.episode_ids is not None and ds.episode_ids.tolist() == sorted(ds.episode_ids)
 
 
+def test_the_smallest_integers_above_2_to_the_53_leave(tmp_path: Path) -> None:
+    with gear_data.Writer(tmp_path / "ds", max_steps=60, evict="stamp", shard_bytes=1024, durability="os") as writer:
+        for number in range(20):
+            for step in range(5):
+                writer.append(actions=step, rewards=1.0)
+            writer.end_episode(terminated=True, final=None, stamp=(1 << 60) + (number << 20) + 1)
+            writer.seal()
+    ds = gear_data.open(tmp_path / "ds")
+    assert ds.num_steps <= 60
+    assert ds.episodes["stamp"].to_list() == [(1 << 60) + (n << 20) + 1 for n in range(20 - len(ds), 20)]
+
+
 def test_final_observations_stay_with_their_episodes(tmp_path: Path) -> None:
     with gear_data.Writer(tmp_path / "ds", max_steps=40, durability="os") as writer:
         for number in range(30):
