@@ -203,9 +203,11 @@ def _together(name: str, mode: str, datasets: Sequence[NormalizedDataset]) -> Me
     columns = [PooledColumn(each.dataset, each.stored_parts(name)) for each in datasets]
     for each in datasets:
         for part in each.stored_parts(name) if name in each.parts else ():
-            if statistics_width(part) != part.size:
+            # Quantiles are of whole columns; the elements of a part of a matrix have its mean.
+            own = each.dataset.schema[part.name] if mode == "quantiles" else part
+            if statistics_width(own) != own.size:
                 raise InvalidArgumentError(
-                    f"'{part.name}' is a part with one mean for its {part.size} elements, and datasets of one "
+                    f"'{part.name}' is a part with one mean for its {own.size} elements, and datasets of one "
                     "embodiment share statistics of each element",
                     file=str(each.dataset.path),
                     column=name,

@@ -134,6 +134,15 @@ def test_a_matrix_has_one_mean_for_its_elements(mode: str, tmp_path: Path) -> No
     robots = gear_data.Mixture([(ds, 1, {"embodiment": 0}), (ds, 1, {"embodiment": 0})], statistics="embodiment")
     with pytest.raises(InvalidArgumentError, match="'matrix' is a part with one mean for its 6 elements"):
         SequenceLoader(robots, batch=batch, normalize={"observations": mode})
+    # Some elements of a matrix have its mean, and its quantiles are those of the whole matrix, too.
+    some = BatchOptions(stack={"observations": ["vector", {"column": "matrix", "elements": [0, 3]}]})
+    if mode == "quantiles":
+        with pytest.raises(InvalidArgumentError, match="'matrix' is a part with one mean for its 6 elements"):
+            SequenceLoader(robots, batch=some, normalize={"observations": mode})
+        return
+    spec = SequenceLoader(robots, batch=some, normalize={"observations": mode}).spec()
+    for each in spec["datasets"]:
+        np.testing.assert_allclose(np.array(each["normalize"]["observations"]), found[:, :5], rtol=1e-6)
 
 
 def test_mixtures_and_copies_of_the_loader(paths: tuple[Path, Path]) -> None:
