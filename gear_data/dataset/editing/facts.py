@@ -114,12 +114,12 @@ def _merged(name: str, values: pa.Array, before: pa.ChunkedArray | None, index: 
     Args:
         name: the name of the fact.
         values: the new values.
-        before: the values before; None: there are none.
+        before: the values before; None: there is no such fact. Without a value, it has no type to keep, either.
         index: int64 [episodes], the new value of each episode; -1: none.
     """
     if name == _TASK and not pa.types.is_large_string(values.type):
         raise InvalidArgumentError(f"must be text, not {values.type}", column=name)
-    if before is None or (index >= 0).all():
+    if before is None or before.null_count == len(before) or (index >= 0).all():
         return values.take(pa.array(index, mask=index < 0))
     try:
         values = values.cast(before.type)

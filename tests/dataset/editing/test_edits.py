@@ -344,6 +344,14 @@ def test_facts_of_some_episodes(kind: str, whole: gear_data.Dataset) -> None:
     ]  # fmt: skip
 
 
+def test_a_fact_that_no_episode_has_takes_any_type(source: list[dict[str, Any]], tmp_path: Path) -> None:
+    ds = _converted(tmp_path / "unknown", source, lambda e: {**e, "label": None})
+    ds = ds.with_facts({"grade": [None] * len(ds)})
+    edited = ds.with_facts({"episode_id": [3, 1], "label": [7, 8], "grade": [[1.5], [2.5]]})
+    assert edited.episodes["label"].to_list() == [{3: 7, 1: 8}.get(number) for number in range(len(ds))]
+    assert edited.episodes["grade"].to_list() == [{3: [1.5], 1: [2.5]}.get(number) for number in range(len(ds))]
+
+
 def test_facts_of_a_view(whole: gear_data.Dataset) -> None:
     view = whole[10:13]
     assert view.with_facts({"label": ["a", "b", "c"]}).episodes["label"].to_list() == ["a", "b", "c"]
