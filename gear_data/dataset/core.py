@@ -265,6 +265,7 @@ class DatasetCore:
 
         Raises:
             EpisodeIndexError: the dataset or view has no such episode.
+            InvalidArgumentError: `index` is not an integer.
         """
         return Episode(self.store, self._check_id(index))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import numpy as np
@@ -87,7 +88,12 @@ def row_of_id(index: Any, ids: Int64Array | None, rows: Int64Array | None, count
 
     Raises:
         EpisodeIndexError: the dataset or view has no such episode.
+        InvalidArgumentError: the id is not an integer.
     """
+    try:
+        index = operator.index(index)  # also of tensors
+    except TypeError as error:
+        raise InvalidArgumentError(f"an episode's id is an integer, not {index!r}") from error
     row = index if ids is None else int(np.searchsorted(ids, index))
     if not 0 <= row < count or (ids is not None and ids[row] != index):
         last = count - 1 if ids is None else int(ids[-1])

@@ -130,6 +130,18 @@ def test_other_keys_are_refused(key: Any, ds: gear_data.Dataset) -> None:
     assert not isinstance(error.value, EpisodeIndexError)
 
 
+@pytest.mark.parametrize("viewed", [False, True], ids=["dataset", "view"])
+@pytest.mark.parametrize("index", [1.5, 1.0, "1", None, [1]], ids=repr)
+def test_other_ids_are_refused(index: Any, viewed: bool, ds: gear_data.Dataset) -> None:
+    """1.5 was episode 1."""
+    dataset = ds[1:4] if viewed else ds
+    with pytest.raises(InvalidArgumentError, match="id is an integer") as error:
+        dataset.episode(index)
+    assert not isinstance(error.value, EpisodeIndexError)
+    for same in (np.uint8(2), np.array(2)):
+        assert dataset.episode(same).id == dataset.episode(2).id == 2  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("empty", [[], (), np.array([], np.int64), range(0)], ids=repr)
 def test_no_positions(empty: Any, ds: gear_data.Dataset) -> None:
     with pytest.raises(EmptySourceError, match="no episode was selected"):
