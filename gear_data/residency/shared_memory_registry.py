@@ -2,7 +2,7 @@
 
 A segment has no name in a file system. Each holder registers itself in a small file, in a folder that only the user
 can read. Another process opens the segment through a live holder's /proc/PID/fd/FD. The row of an ended process is
-harmless, and the next process removes it.
+harmless. A process that makes a segment removes the files of all segments that nobody holds any more.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ import json
 import logging
 import os
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import astuple, dataclass
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 
-from gear_data.common.file_lock import locked
+from gear_data.common.file_lock import locked, remove_unlocked
 from gear_data.common.private_folder import user_folder
 from gear_data.errors import GearError
 from gear_data.residency.shared_memory import Segment, create_segment, map_segment
@@ -49,14 +50,14 @@ class Holder:
     def is_alive(self) -> bool:
         """Returns whether the process lives and has the segment open.
 
-        Returns True if this process is not permitted to check.
+        Returns True if this process cannot check.
         """
         try:
             return _start_time(self.pid) == self.started and os.stat(self.path).st_ino == self.inode
-        except PermissionError:
-            return True
-        except OSError:
+        except (FileNotFoundError, ProcessLookupError):
             return False
+        except OSError:  # not permitted, or too many open files
+            return True
 
 
 def shared_buffer(segment: Segment, fill: Callable[[int], None]) -> pa.Buffer:
@@ -91,7 +92,7 @@ def find_or_create(segment: Segment, create: Callable[[], int]) -> int:
         try:
             folder = registry_folder()
             stack.enter_context(locked(folder / f"{key}.lock"))
-            rows = folder / f"{key}-{_pid_namespace()}.json"
+            rows = folder / f"{key}{_rows_suffix()}"
             holders = [holder for holder in _read(rows) if holder.is_alive()]
         except OSError as error:
             _log.warning("shared memory is not shared with other processes: %s", error)
@@ -106,6 +107,7 @@ def find_or_create(segment: Segment, create: Callable[[], int]) -> int:
                     "copy of its own"
                 )
             descriptor = create()
+            remove_ended(folder)
         own = Holder(os.getpid(), _start_time(os.getpid()), descriptor, os.fstat(descriptor).st_ino)
         try:
             write_text(rows, json.dumps([astuple(holder) for holder in (*holders, own)]))
@@ -138,6 +140,32 @@ def _read(path: Path) -> list[Holder]:
         return []
 
 
+def remove_ended(folder: Path) -> None:
+    """Removes the files of segments that no process holds, and locks that nobody has.
+
+    Rows of other PID namespaces stay, because this process cannot see whether their processes live.
+
+    Args:
+        folder: see `registry_folder`.
+    """
+    with suppress(OSError):
+        names, suffix = os.listdir(folder), _rows_suffix()
+        others = {name.rpartition("-")[0] for name in names if name.endswith(".json") and not name.endswith(suffix)}
+        for name in names:
+            key = name.removesuffix(".lock")
+            if key != name:
+                is_unused = partial(_forget_ended, folder / f"{key}{suffix}", key in others)
+                remove_unlocked(folder / name, is_unused)
+
+
+def _forget_ended(rows: Path, others: bool) -> bool:
+    """Removes the rows of one segment if none has a living holder. Returns whether its lock may go, too."""
+    if any(holder.is_alive() for holder in _read(rows)):
+        return False
+    rows.unlink(missing_ok=True)
+    return not others
+
+
 def registry_folder() -> Path:
     """Returns the folder in which this user's processes register segments.
 
@@ -146,6 +174,11 @@ def registry_folder() -> Path:
     """
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     return user_folder("gear-data-host", runtime if os.path.isdir(runtime) else None)
+
+
+def _rows_suffix() -> str:
+    """Returns the end of the names of files with rows of processes that this process can see."""
+    return f"-{_pid_namespace()}.json"
 
 
 def _pid_namespace() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import gc
 import json
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import gear_data
+from gear_data.common.file_lock import locked
 from gear_data.errors import CorruptShardError, HostMemoryError
 from gear_data.residency import available_memory as memory
 from gear_data.residency import host
@@ -343,6 +345,39 @@ def test_a_holder_in_another_pid_namespace(
     assert os.pread(found, 4, HEADER_BYTES) == b"held"
     for number in (held, made, found):
         os.close(number)
+
+
+def test_files_of_segments_that_nobody_holds_are_removed(runtime: Path) -> None:
+    """A growing dataset has another segment for each generation."""
+    os.close(find_or_create(SEGMENT, make))
+    held = find_or_create(Segment("held", SIZE), lambda: make("held"))
+    folder, rows = registry(runtime), f"-{os.stat('/proc/self/ns/pid').st_ino}.json"
+    # Left by a process that could not load, and by one of another PID namespace.
+    (folder / "failed.lock").touch()
+    (folder / "other-1.json").write_text("[]")
+    (folder / "other.lock").touch()
+    with locked(folder / "loading.lock"):
+        made = find_or_create(Segment("made", SIZE), lambda: make("made"))
+    assert {path.name for path in folder.iterdir()} == {
+        "held.lock", f"held{rows}", "made.lock", f"made{rows}", "loading.lock", "other.lock", "other-1.json",
+    }  # fmt: skip
+    for number in (held, made):
+        os.close(number)
+
+
+def test_a_process_without_free_descriptors_removes_no_living_rows(
+    runtime: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = find_or_create(SEGMENT, make)
+    (path,) = registry(runtime).glob("key-*.json")
+    (row,) = json.loads(path.read_text())
+
+    def exhausted(pid: int) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(registries, "_start_time", exhausted)
+    assert Holder(*row).is_alive()
+    os.close(held)
 
 
 def test_without_a_writable_registry_copies_are_not_shared(runtime: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -20,7 +20,7 @@ from gear_data.common.file_lock import locked
 from gear_data.errors import DeviceError, DeviceMemoryError
 from gear_data.residency.device.memory import DeviceBuffer
 from gear_data.residency.device.virtual_memory import VirtualMemory, sharing_id
-from gear_data.residency.shared_memory_registry import registry_folder
+from gear_data.residency.shared_memory_registry import registry_folder, remove_ended
 
 # Errors are logged as text: their tracebacks would keep memory.
 _log = logging.getLogger(__name__)
@@ -61,6 +61,7 @@ def shared_device_memory(key: str, size: int, device: int, fill: Callable[[int],
         if memory is None:
             memory = VirtualMemory(size, device)
             fill(memory.address)
+            remove_ended(folder)
         try:
             _offer(memory, folder, name)
         except OSError as error:

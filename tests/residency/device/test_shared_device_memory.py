@@ -175,6 +175,13 @@ def test_memory_is_mapped_and_freed(driver: ctypes.CDLL) -> None:
     assert ctypes.string_at(again.address, 4) == b"\x09\x09\x09\x03"
 
 
+def test_locks_do_not_grow_with_the_contents(driver: ctypes.CDLL, tmp_path: Path) -> None:
+    """A growing dataset has other contents in each generation."""
+    kept = [shared_device_memory(name, SIZE, 0, fill) for name in ("one", "two")]
+    assert [path.name.partition("-")[0] for path in tmp_path.rglob("*.lock")] == ["two"]
+    assert shared_device_memory("one", SIZE, 0, refuse).size == kept[0].size
+
+
 def test_a_failing_fill_leaves_nothing(driver: ctypes.CDLL, tmp_path: Path) -> None:
     def fail(address: int) -> None:
         raise KeyError("a shard")
