@@ -15,13 +15,13 @@ import xxhash
 
 from gear_data.common.environment import usable_cores
 from gear_data.common.progress import progress_bar
-from gear_data.errors import CorruptShardError
+from gear_data.errors import CorruptShardError, GearError, errors_as, refuse_exhausted
 from gear_data.residency.shared_memory import HEADER_BYTES, Segment, write
 from gear_data.residency.shared_memory_registry import shared_buffer
 from gear_data.schema import Schema
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.dataset_files import DatasetFiles
-from gear_data.storage.manifest import FileEntry, ShardEntry
+from gear_data.storage.manifest import REPAIR_OR_SKIP, FileEntry, ShardEntry
 from gear_data.storage.mapped_shards import MappedShards
 from gear_data.storage.variable_columns import OFFSET_BYTES
 
@@ -211,18 +211,24 @@ def _copy(descriptor: int, files: DatasetFiles, piece: _CopyRange) -> int:
     name = files.name(piece.entry)
     chunk = memoryview(bytearray(min(_CHUNK, piece.count)))
     done = 0
-    with files.local(piece.entry) as path, path.open("rb", buffering=0) as file:
-        while done < piece.count:
-            try:
-                count = os.preadv(file.fileno(), [chunk[: piece.count - done]], piece.start + done)
-            except OSError as error:
-                raise CorruptShardError(f"cannot be read: {error.strerror}", file=name) from error
-            if not count:
-                raise CorruptShardError(
-                    f"the file ends at byte {piece.start + done}, before the end of its columns",
-                    file=name,
-                    hint="restore the file, or convert the dataset again",
-                )
-            write(descriptor, chunk[:count], piece.target + done, name)
-            done += count
+
+    def unreadable(error: Exception) -> GearError:
+        refuse_exhausted(error, name)
+        return CorruptShardError(f"cannot be read: {error}", file=name, hint=REPAIR_OR_SKIP)
+
+    with files.local(piece.entry) as path:
+        with errors_as(OSError, unreadable):
+            file = path.open("rb", buffering=0)
+        with file:
+            while done < piece.count:
+                with errors_as(OSError, unreadable):
+                    count = os.preadv(file.fileno(), [chunk[: piece.count - done]], piece.start + done)
+                if not count:
+                    raise CorruptShardError(
+                        f"the file ends at byte {piece.start + done}, before the end of its columns",
+                        file=name,
+                        hint="restore the file, or convert the dataset again",
+                    )
+                write(descriptor, chunk[:count], piece.target + done, name)
+                done += count
     return piece.count

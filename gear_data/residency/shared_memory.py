@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from gear_data.errors import HostMemoryError
+from gear_data.errors import GearError, HostMemoryError, errors_as, refuse_exhausted
 from gear_data.residency.available_memory import available_memory
 
 #: The header names the contents, which begin after it.
@@ -78,27 +78,40 @@ def create_segment(segment: Segment, fill: Callable[[int], None]) -> int:
 
     Raises:
         HostMemoryError: there is too little memory, or the system has no sealed memory; `fill` was not called.
+        OpenFilesError: this process can open no further file; `fill` was not called.
     """
     if not hasattr(os, "memfd_create"):
         raise HostMemoryError(f"{sys.platform} has no sealed memory, which residency='host' needs", hint=_REMEDY)
-    available = available_memory()
-    if segment.size > available:
-        raise HostMemoryError(
-            f"one copy of the {segment.name} takes {segment.size:,} bytes of memory, {available:,} are available",
-            hint=_REMEDY,
-        )
-    descriptor = os.memfd_create(f"gear-data-{segment.key}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    with errors_as(OSError, _refused):
+        available = available_memory()
+        if segment.size > available:
+            raise HostMemoryError(
+                f"one copy of the {segment.name} takes {segment.size:,} bytes of memory, {available:,} are available",
+                hint=_REMEDY,
+            )
+        descriptor = os.memfd_create(f"gear-data-{segment.key}", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
-        # Any user may write a memfd that reaches him, unless its mode says otherwise.
-        os.fchmod(descriptor, 0o600)
-        os.ftruncate(descriptor, segment.size)
-        os.pwrite(descriptor, segment.header, 0)
+        with errors_as(OSError, _refused):
+            # Any user may write a memfd that reaches him, unless its mode says otherwise.
+            os.fchmod(descriptor, 0o600)
+            os.ftruncate(descriptor, segment.size)
+            os.pwrite(descriptor, segment.header, 0)
         fill(descriptor)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, segment.seals)
     except BaseException:
         os.close(descriptor)
         raise
     return descriptor
+
+
+def _refused(error: Exception) -> GearError:
+    """Returns the error of a segment that the system does not make or map.
+
+    Raises:
+        HostMemoryError, OpenFilesError: the process has reached a limit.
+    """
+    refuse_exhausted(error, "shared memory")
+    return HostMemoryError(f"the system refuses shared memory: {error}", hint=_REMEDY)
 
 
 def write(descriptor: int, data: memoryview, position: int, file: str | None = None) -> None:
@@ -128,17 +141,21 @@ def map_segment(descriptor: int, segment: Segment) -> pa.Buffer:
     """Maps a segment as a read-only buffer.
 
     The buffer owns the descriptor: the descriptor stays open as long as the buffer lives.
+
+    Raises:
+        HostMemoryError, OpenFilesError: this process can have no further mapping, or open no further file.
     """
     # A mapping of a file that is open for writing can be made writable later: see `writable`.
     access = os.O_RDWR if segment.registrable else os.O_RDONLY
     try:
-        # Opened again: before Linux 6.7, a descriptor that was opened for writing cannot map a sealed file as shared,
-        # not even for reading.
-        again = os.open(f"/proc/self/fd/{descriptor}", access | os.O_CLOEXEC)
-        try:
-            mapping = mmap.mmap(again, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        finally:
-            os.close(again)
+        with errors_as(OSError, _refused):
+            # Opened again: before Linux 6.7, a descriptor that was opened for writing cannot map a sealed file as
+            # shared, not even for reading.
+            again = os.open(f"/proc/self/fd/{descriptor}", access | os.O_CLOEXEC)
+            try:
+                mapping = mmap.mmap(again, 0, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+            finally:
+                os.close(again)
     except BaseException:
         os.close(descriptor)
         raise

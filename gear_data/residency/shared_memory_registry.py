@@ -94,6 +94,7 @@ def find_or_create(segment: Segment, create: Callable[[], int]) -> int:
             stack.enter_context(locked(folder / f"{key}.lock"))
             rows = folder / f"{key}{_rows_suffix()}"
             holders = [holder for holder in _read(rows) if holder.is_alive()]
+            elsewhere = any(path != rows for path in folder.glob(f"{key}-*.json"))
         except OSError as error:
             _log.warning("shared memory is not shared with other processes: %s", error)
             return create()
@@ -101,17 +102,17 @@ def find_or_create(segment: Segment, create: Callable[[], int]) -> int:
         if descriptor is None:
             # A segment may be freed after the first look: then its holder refuses nobody.
             holders = [holder for holder in holders if holder.is_alive()]
-            if holders or any(path != rows for path in folder.glob(f"{key}-*.json")):
+            if holders or elsewhere:
                 _log.warning(
                     "another process may hold a copy in shared memory, but this process cannot open it, and makes a "
                     "copy of its own"
                 )
             descriptor = create()
             remove_ended(folder)
-        own = Holder(os.getpid(), _start_time(os.getpid()), descriptor, os.fstat(descriptor).st_ino)
         try:
+            own = Holder(os.getpid(), _start_time(os.getpid()), descriptor, os.fstat(descriptor).st_ino)
             write_text(rows, json.dumps([astuple(holder) for holder in (*holders, own)]))
-        except GearError as error:
+        except (GearError, OSError) as error:
             _log.warning("shared memory is not shared with other processes: %s", error)
         return descriptor
 

@@ -8,8 +8,10 @@ import gc
 import json
 import logging
 import os
+import resource
 import shutil
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import pytest
 
 import gear_data
 from gear_data.common.file_lock import locked
-from gear_data.errors import CorruptShardError, HostMemoryError
+from gear_data.errors import CorruptShardError, HostMemoryError, OpenFilesError
 from gear_data.residency import available_memory as memory
 from gear_data.residency import host
 from gear_data.residency import shared_memory as segment
@@ -432,6 +434,63 @@ def test_a_shard_cut_short_while_it_is_loaded(rollouts_path: Path, tmp_path: Pat
     with pytest.raises(CorruptShardError, match=r"000001\.arrow: the file has 100 bytes"):
         gear_data.open(path, residency="host")
     assert open_files() == before
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "why"),
+    [
+        (errno.EACCES, CorruptShardError, "cannot be read.*Permission denied"),
+        (errno.EMFILE, OpenFilesError, "too many files are open"),
+    ],
+)
+def test_a_shard_that_cannot_be_opened(
+    rollouts_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception], why: str
+) -> None:
+    opened = Path.open
+
+    def refuse(path: Path, *arguments: Any, **options: Any) -> Any:
+        if path.parent.name == "shards":
+            raise OSError(code, os.strerror(code))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(kind, match=rf"\.arrow: .*{why}"):
+        gear_data.open(rollouts_path, residency="host")
+
+
+def test_too_many_open_files(rollouts_path: Path) -> None:
+    """Each file is once the first that cannot be opened."""
+    gear_data.open(rollouts_path, residency="host")  # imports modules
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    first = os.open("/", os.O_RDONLY)
+    os.close(first)
+    refused = 0
+    for limit in count(first):
+        gc.collect()  # the traceback of an error may hold a dataset, which holds its manifest
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        try:
+            gear_data.open(rollouts_path, residency="host")
+            break
+        except OpenFilesError as error:
+            assert "ulimit -n" in str(error.hint)
+            refused += 1
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert refused > 1
+
+
+@pytest.mark.parametrize(
+    ("code", "kind"), [(errno.EMFILE, OpenFilesError), (errno.ENOMEM, HostMemoryError), (errno.EPERM, HostMemoryError)]
+)
+def test_a_segment_that_the_system_refuses(
+    rollouts_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[Exception]
+) -> None:
+    def refuse(*_: Any) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    with pytest.raises(kind, match="shared memory"):
+        gear_data.open(rollouts_path, residency="host")
 
 
 def test_the_seals_have_the_values_of_linux(runtime: Path) -> None:
