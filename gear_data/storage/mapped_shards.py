@@ -30,13 +30,16 @@ def check_size(folder: Path, entry: FileEntry) -> None:
     """Checks that a file exists and has the size in the manifest.
 
     Raises:
-        CorruptShardError: the file is missing, has another size, or is no regular file.
+        CorruptShardError: the file is missing, has another size, is no regular file, or cannot be read.
     """
     path = folder / entry.file
     try:
         status = path.stat()
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         check_file_size(str(path), None, entry)
+    except OSError as error:
+        refuse_exhausted(error, str(path))
+        raise CorruptShardError(f"cannot be read: {error}", file=str(path), hint=REPAIR_OR_SKIP) from error
     else:
         if not stat.S_ISREG(status.st_mode):
             raise CorruptShardError("it is not a regular file", file=str(path), hint=REPAIR_OR_SKIP)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -54,3 +55,19 @@ def test_a_shard_truncated_after_opening(sources: Any, rollouts: list[Any], tmp_
     shard.unlink()
     with pytest.raises(CorruptShardError, match="missing"):
         ds.episode(place)["rewards"]
+
+
+@pytest.mark.parametrize("code", [errno.EACCES, errno.ESTALE, errno.EIO])
+def test_a_shard_that_the_system_does_not_show_is_not_missing(
+    rollouts_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    shown = Path.stat
+
+    def refuse(path: Path, **options: Any) -> os.stat_result:
+        if path.parent.name == "shards":
+            raise OSError(code, os.strerror(code))
+        return shown(path, **options)
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(CorruptShardError, match=rf"000000\.arrow: cannot be read: .*{os.strerror(code)}"):
+        gear_data.open(rollouts_path)
