@@ -19,7 +19,7 @@ from gear_data.cluster.protocol import (
 )
 from gear_data.cluster.server.video_memory import VideoMemory, load_videos
 from gear_data.collection.buffers import BufferPool
-from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, NodeRefusedError
+from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, NodeRefusedError, refuse_exhausted
 from gear_data.kernels import cpu
 from gear_data.residency import open_shards
 from gear_data.selection.windows import Int64Array
@@ -265,6 +265,7 @@ class ShardServer:
         Raises:
             NodeRefusedError: there is no such table, or the offset is negative.
             CorruptShardError: the table is missing or truncated, or cannot be read.
+            OpenFilesError: the server can open no further file.
             DatasetReplacedError: the dataset was replaced.
         """
         if offset < 0:
@@ -281,6 +282,7 @@ class ShardServer:
         except GearError:  # some are OSErrors
             raise
         except OSError as error:
+            refuse_exhausted(error, self.files.name(entry))
             raise CorruptShardError(
                 f"table {name!r} cannot be read: {error}", hint="restore it on that node"
             ) from error

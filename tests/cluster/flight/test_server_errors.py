@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import itertools
 import logging
 import math
 import re
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -28,7 +30,7 @@ from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.protocol import TOKEN_HEADER, ColumnGroup, Request, handshake
 from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.common.secret import Secret
-from gear_data.errors import CorruptShardError, HostMemoryError, NodeFailedError, NodeUnreachableError
+from gear_data.errors import CorruptShardError, HostMemoryError, NodeFailedError, NodeUnreachableError, OpenFilesError
 from gear_data.storage.dataset_files import open_files
 from tests.support.cluster import http2
 from tests.support.feed import data as feed_data
@@ -200,6 +202,17 @@ def test_errors_lose_their_folders(serve, caplog, error, kind, text):
     assert str(found.value) == f"{peer.name}: {text}"
     # The node's operator sees everything.
     assert str(error) in caplog.text
+
+
+def test_a_server_without_free_descriptors_has_no_damaged_table(folder, monkeypatch):
+    shards = ShardServer(open_files(folder))
+
+    def refuse(*_):
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    with pytest.raises(OpenFilesError, match="ulimit -n"):
+        shards.file_chunk("episodes", 0)
 
 
 def test_a_replica_takes_over_from_a_node_that_fails(serve, folder, monkeypatch):
