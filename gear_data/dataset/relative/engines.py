@@ -114,14 +114,14 @@ def _ended(process: subprocess.Popen[bytes]) -> WorkerError:
 
 def _ray(objects: Sequence[Any]) -> Callable[[Call], Any]:
     """Returns what calls in tasks of a Ray cluster."""
-    from gear_data.ingest.engine.ray_cluster import connected_ray, reason
+    from gear_data.ingest.engine.ray_cluster import connected_ray, first_ended, reason
 
     ray = connected_ray()
     shared, task = ray.put(list(objects)), ray.remote(num_cpus=1)(_called)
 
     def call(each: Call) -> Any:
         try:
-            result = ray.get(task.remote(shared, each))
+            result = ray.get(first_ended(ray, [task.remote(shared, each)]))
         except ray.exceptions.RayError as error:
             raise WorkerError(
                 f"a Ray task failed: {reason(error)}", hint="repair the cluster, and try again"

@@ -116,6 +116,7 @@ def relative_statistics(
         UnknownNameError, InvalidArgumentError: see `Relative`; or other steps, or datasets with unlike columns.
         NonFiniteError: a value is NaN or infinite. The error names the dataset, the column and the place.
         WorkerError: a process or a Ray task ended.
+        RemoteError: the Ray cluster cannot be reached.
         MissingExtraError: Ray is not installed.
     """
     refuse_keywords_of(relative_statistics, unknown)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from gear_data.common.extras import import_extra
-from gear_data.errors import GearError, WorkerError
+from gear_data.errors import GearError, RemoteError, WorkerError, errors_as
 from gear_data.ingest.engine.spec import ConversionSpec
 from gear_data.ingest.engine.tasks import Advance, Task, run_task
 from gear_data.storage.remote.object_store import open_file_store
@@ -16,6 +17,10 @@ from gear_data.storage.writing.staging import TaskResult
 
 #: The number of times that Ray retries a task whose worker died. Shards that were finished are not written again.
 _MAX_RETRIES = 3
+#: Seconds without an ended task, after which a line says what the cluster has.
+_SILENT_SECONDS = 60.0
+
+_log = logging.getLogger(__name__)
 
 
 class RayEngine:
@@ -50,7 +55,7 @@ class RayEngine:
             while pending and (self._jobs is None or len(running) < self._jobs):
                 index, task = pending.pop()
                 running[remote_task.remote(self._spec, self._destination, task)] = index
-            (reference,), _ = ray.wait(list(running), num_returns=1)
+            reference = first_ended(ray, list(running))
             index = running.pop(reference)
             outcome, rows = self._fetch(reference)
             if isinstance(outcome, GearError):
@@ -79,12 +84,42 @@ def connected_ray() -> Any:
 
     Raises:
         MissingExtraError: Ray is not installed.
+        RemoteError: the cluster cannot be reached, or none can be started.
     """
     ray = import_extra("ray", "ray")
     if not ray.is_initialized():
+        address = os.environ.get("RAY_ADDRESS")
         # A worker's failure arrives as an error. The other log lines of Ray do not concern the user.
-        ray.init(address=os.environ.get("RAY_ADDRESS"), log_to_driver=False, logging_level=logging.ERROR)
+        with errors_as(
+            (OSError, RuntimeError, ValueError, ray.exceptions.RayError),
+            lambda error: RemoteError(
+                f"Ray does not connect: {reason(error)}",
+                file=address,
+                hint="set RAY_ADDRESS to the address of a running cluster, or leave it out for one on this machine",
+            ),
+        ):
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
     return ray
+
+
+def first_ended(ray: Any, references: Sequence[Any]) -> Any:
+    """Waits for a task, and returns the reference of the first one that has ended."""
+    ended, _ = ray.wait(list(references), num_returns=1, timeout=_SILENT_SECONDS)
+    if not ended:
+        _tell_waiting(ray)
+        ended, _ = ray.wait(list(references), num_returns=1)
+    return ended[0]
+
+
+@functools.cache  # one line is enough
+def _tell_waiting(ray: Any) -> None:
+    """Says that no task has ended. Ray itself says nothing, and waits for ever if the cluster has no CPU for a task."""
+    _log.warning(
+        "no Ray task has ended for %.0f s. A task needs a CPU; the cluster has %g, and %g of them are free",
+        _SILENT_SECONDS,
+        ray.cluster_resources().get("CPU", 0),
+        ray.available_resources().get("CPU", 0),
+    )
 
 
 def reason(error: Exception) -> str:
