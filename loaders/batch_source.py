@@ -12,7 +12,12 @@ from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.batch_iterator import Group
 from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
 from gear_data.loaders.builders.batch import Batch, BatchBuilder, RankRows
-from gear_data.loaders.builders.postprocess import PostprocessConfig, Postprocessor, make_augmenter
+from gear_data.loaders.builders.postprocess import (
+    PostprocessConfig,
+    Postprocessor,
+    check_shapes_of_tokens,
+    make_augmenter,
+)
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.node_local import max_rows
@@ -33,7 +38,7 @@ class BatchSource:
         builders: of another generation of the datasets; None: chosen here.
 
     Raises:
-        GearError: the images cannot be augmented so; see `Augmenter`.
+        GearError: the images cannot be augmented so; see `Augmenter`. Or the tokens cannot be sharded.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class BatchSource:
             config.resolved_framework,
             config.batch.augment,
         )
+        check_shapes_of_tokens(components, self._postprocess)
         for component in components:
             make_augmenter(component, self._postprocess)  # raises, before the first batch
         if builders is None:

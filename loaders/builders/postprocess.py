@@ -48,6 +48,11 @@ class PostprocessConfig:
     framework: Framework
     augment: Augment = None
 
+    @property
+    def needs_one_shape(self) -> bool:
+        """Whether arrays must have one shape in all processes, and no `transform` can give it to them."""
+        return self.framework.spans_processes and self.transform is None
+
 
 class Postprocessor:
     """Turns collected arrays into the batch of a framework.
@@ -62,7 +67,9 @@ class Postprocessor:
     def __init__(self, components: Sequence[LoaderComponent], config: PostprocessConfig) -> None:
         self._components = components
         self._config = config
-        self._variable = VariableColumns(components, config.context, config.decoders, config.seed)
+        self._variable = VariableColumns(
+            components, config.context, config.decoders, config.seed, one_shape=config.needs_one_shape
+        )
         self._convert, self._place = config.framework.convert, config.framework.place
         self._augmenters = [make_augmenter(component, config) for component in components]
         self._changes_arrays = config.augment is not None or any(
@@ -169,6 +176,26 @@ def token_postprocess(component: LoaderComponent) -> GatoPostprocess:
     if not isinstance(component.postprocess, GatoPostprocess):
         raise TypeError(f"preset '{component.batch_format.name}' makes no tokens")
     return component.postprocess
+
+
+def check_shapes_of_tokens(components: Sequence[LoaderComponent], config: PostprocessConfig) -> None:
+    """Checks that all processes have tokens of one shape, where one array has the rows of several.
+
+    Raises:
+        InvalidArgumentError: the number of tokens or patches of a process depends on its rows.
+    """
+    if not config.needs_one_shape:
+        return
+    for component in components:
+        tokens = component.batch_format.tokens
+        # Lists are refused where they are sharded.
+        if tokens is not None and not tokens.ragged and (tokens.patch or token_postprocess(component).width is None):
+            raise InvalidArgumentError(
+                "the number of patches, or of tokens with text, depends on the rows of a process, and device= makes "
+                "one array of the rows of all processes",
+                hint="give device='cpu', and place the arrays of each process yourself; or leave text and patch out of "
+                "preset_options={'tokens': ...}; or let transform= give them one shape",
+            )
 
 
 def make_augmenter(component: LoaderComponent, config: PostprocessConfig) -> Augmenter | None:

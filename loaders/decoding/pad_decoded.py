@@ -42,7 +42,13 @@ class StepPositions:
         return whole.reshape(*self.shape, *values.shape[1:])
 
 
-def padded(column: str, key: str, decoded: Any, steps: StepPositions) -> dict[str, npt.NDArray[Any]]:
+def padded(
+    column: str,
+    key: str,
+    decoded: Any,
+    steps: StepPositions,
+    shapes: dict[str, tuple[int, ...]] | None = None,
+) -> dict[str, npt.NDArray[Any]]:
     """Pads the values that a decoder returns for n valid steps.
 
     Args:
@@ -50,6 +56,8 @@ def padded(column: str, key: str, decoded: Any, steps: StepPositions) -> dict[st
         key: its key in the batch.
         decoded: an array or tensor [n, ...], a list of n values, or a mapping of names to such arrays or lists.
         steps: positions of the valid steps.
+        shapes: name -> the one shape that its values have in all batches; new names are added. None: values may have
+            other shapes in each batch.
 
     Returns:
         Key -> [*shape, ...], with zeros in padding and unchanged dtypes. A mapping gives `KEY.name` for each name. A
@@ -57,7 +65,8 @@ def padded(column: str, key: str, decoded: Any, steps: StepPositions) -> dict[st
         lengths, unless the mapping has an `attention_mask`.
 
     Raises:
-        InvalidArgumentError: the number of values is not n, or an array cannot hold them.
+        InvalidArgumentError: the number of values is not n, or an array cannot hold them; or values have another shape
+            than `shapes` says.
     """
     is_mapping = isinstance(decoded, Mapping)
     named = {f"{key}.{name}": value for name, value in decoded.items()} if is_mapping else {key: decoded}
@@ -75,10 +84,30 @@ def padded(column: str, key: str, decoded: Any, steps: StepPositions) -> dict[st
                 column=column,
                 hint="a decoder takes a list and returns one number, array or list of numbers for each item",
             ) from error
+        if shapes is not None:
+            _check_shape(column, name, array, lengths, shapes)
         result[name] = steps.spread(array)
         if lengths is not None and not masked:
             result[f"{name}_length"] = steps.spread(lengths)
     return result
+
+
+def _check_shape(
+    column: str,
+    name: str,
+    array: npt.NDArray[Any],
+    lengths: Int64Array | None,
+    shapes: dict[str, tuple[int, ...]],
+) -> None:
+    unlike = lengths is not None and lengths.min() != lengths.max()
+    if unlike or shapes.setdefault(name, array.shape[1:]) != array.shape[1:]:
+        raise InvalidArgumentError(
+            f"its decoder returns for '{name}' values of unlike shapes, and device= makes one array of the rows of all "
+            "processes",
+            column=column,
+            hint="let the decoder pad or cut all values to one shape, such as tokenizer(texts, padding='max_length', "
+            "truncation=True, max_length=64), or let transform= do it",
+        )
 
 
 def _array(value: Any, count: int) -> tuple[npt.NDArray[Any], Int64Array | None]:

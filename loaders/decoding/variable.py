@@ -90,10 +90,17 @@ class VariableColumns:
         context: K, the steps of a sequence.
         decoders: column -> decoder of its texts or bytes.
         seed: seed of the loader.
+        one_shape: whether the values of a decoder must have one shape in all batches.
     """
 
     def __init__(
-        self, components: Sequence[LoaderComponent], context: int, decoders: Mapping[str, Decoder], seed: int
+        self,
+        components: Sequence[LoaderComponent],
+        context: int,
+        decoders: Mapping[str, Decoder],
+        seed: int,
+        *,
+        one_shape: bool = False,
     ) -> None:
         self._components = components
         self._context = context
@@ -108,6 +115,8 @@ class VariableColumns:
             for column in {name for each in components for name in each.absent}
         }
         self._seed = seed
+        #: For each dataset, name -> the shape of its values.
+        self._shapes: list[dict[str, tuple[int, ...]] | None] = [{} if one_shape else None for _ in components]
         # HuggingFace's tokenizers fail if two threads call one at once ("Already borrowed").
         self._decoding = threading.Lock()
 
@@ -176,7 +185,7 @@ class VariableColumns:
         result: dict[str, Any] = {}
         if column in self._decoders:
             steps = StepPositions((len(values),), np.arange(len(values)))
-            decoded = padded(column, key, self._decode(column, values, frames.windows), steps)
+            decoded = self._padded(column, key, self._decode(column, values, frames.windows), steps, windows)
             for name, of_steps in decoded.items():
                 own, following = frames.spread(of_steps)
                 result[name], result[f"next_{name}"] = (own, following) if stacked else (own[:, 0], following[:, 0])
@@ -247,13 +256,13 @@ class VariableColumns:
         if windows.packing is not None and not first_only:
             of_rows = (windows.packing.rows, windows.packing.steps)
             places = _packed_positions(windows, windows.packing.place)
-            return padded(column, key, decoded, StepPositions(of_rows, places))
+            return self._padded(column, key, decoded, StepPositions(of_rows, places), windows)
         width = 1 if first_only else self._context
         positions = _positions(windows, width, pad_left=component.batch_format.pad_left)
         if first_only and empty is not None:
             positions = np.flatnonzero(~empty)
         shape = (len(windows),) if first_only else (len(windows), width)
-        return padded(column, key, decoded, StepPositions(shape, positions))
+        return self._padded(column, key, decoded, StepPositions(shape, positions), windows)
 
     def _values(self, column: str, windows: Windows) -> list[list[Any]]:
         """Returns B lists, the values of each window."""
@@ -292,7 +301,7 @@ class VariableColumns:
         windows = replace(windows, length=np.ones(len(windows), np.int64))
         values = self._fact_values(step, fact, windows)
         decoded = self._decode(fact.key, [values[row] for row in rows.tolist()], windows[rows])
-        return padded(fact.key, fact.key, decoded, StepPositions((len(windows),), rows))
+        return self._padded(fact.key, fact.key, decoded, StepPositions((len(windows),), rows), windows)
 
     def _names(self, number: int, key: str) -> tuple[str, ...]:
         """Returns the columns of a fact in a dataset; none: the dataset lacks it."""
@@ -317,6 +326,12 @@ class VariableColumns:
         for values, rows in parts:
             result[rows] = values.take(windows.episode_id[rows], numbers[rows])
         return result.tolist() if fact.variable_length else result
+
+    def _padded(
+        self, column: str, key: str, decoded: Any, steps: StepPositions, windows: Windows
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Returns what a decoder made of windows; see `padded`."""
+        return padded(column, key, decoded, steps, self._shapes[windows.dataset])
 
     def _decode(self, column: str, values: list[Any], windows: Windows) -> Any:
         """Calls a column's decoder.

@@ -47,6 +47,11 @@ class Framework:
     sharded: bool = False
     multiple: int = 1
 
+    @property
+    def spans_processes(self) -> bool:
+        """Whether an array has rows of several processes, whose arrays must then have one shape."""
+        return self.sharded and self.rank is not None and self.rank[1] > 1
+
     def in_worker(self) -> Framework:
         """Returns the framework of a DataLoader's worker."""
         return self if self.convert_in_worker is None else replace(self, convert=self.convert_in_worker)

@@ -16,6 +16,7 @@ import gear_data
 from gear_data import Mixture, SequenceLoader
 from gear_data.errors import CorruptShardError, CorruptSourceError, InvalidArgumentError, UnknownNameError
 from gear_data.loaders.decoding.images import ImageDecoder
+from gear_data.loaders.decoding.pad_decoded import StepPositions, padded
 from tests.support.feed import reference as ref
 from tests.support.feed import variable as data
 from tests.support.feed.arguments import grouped
@@ -440,3 +441,15 @@ def test_joined_columns_must_be_alike(dataset, others):
     mixture = Mixture([(dataset, 1, options[0]), (others[1], 1, options[1])], join=True)
     with pytest.raises(InvalidArgumentError, match="differ in text, bytes and facts"):
         next(iter(SequenceLoader(mixture, **grouped(**OPTIONS))))
+
+
+def test_values_may_need_one_shape():
+    """The processes of a sharding pad alike only then."""
+    steps, shapes = StepPositions((2,), np.arange(2)), {}
+    for _ in range(2):
+        padded("c", "c", [[1, 2], [3, 4]], steps, shapes)
+    assert shapes == {"c": (2,)}
+    for values in ([[1, 2], [3]], [[1], [2]], np.zeros((2, 3))):
+        assert padded("c", "c", values, steps)["c"].shape[0] == 2
+        with pytest.raises(InvalidArgumentError, match="unlike shapes"):
+            padded("c", "c", values, steps, shapes)

@@ -15,6 +15,7 @@ import gear_data
 from gear_data import SequenceLoader
 from gear_data.errors import InvalidArgumentError
 from tests.support.feed import data as feed_data
+from tests.support.feed import variable
 from tests.support.running.imported_when_used import ImportedWhenUsed
 from tests.support.running.warm_python import python
 
@@ -142,6 +143,40 @@ def test_arguments_that_do_not_go_with_jax_are_refused(dataset):
         SequenceLoader(dataset, framework="jax", **OPTIONS).dataloader()
     with pytest.raises(InvalidArgumentError, match="framework='numpy'"):
         SequenceLoader(dataset, framework="jax", **OPTIONS).as_grain_source()
+
+
+@pytest.fixture
+def over_two_processes(monkeypatch):
+    """A sharding over two processes, of which this one has the first half of the rows."""
+    monkeypatch.setattr("gear_data.loaders.frameworks.jax_arrays._rows_of_process", lambda *_: ((0, 2), 2))
+    return jax.sharding.NamedSharding(jax.make_mesh((1,), ("data",)), jax.sharding.PartitionSpec("data"))
+
+
+def test_tokens_whose_number_depends_on_the_rows_are_not_sharded(dataset, tmp_path, over_two_processes):
+    """The processes would make one array of parts with unlike shapes."""
+    texts = variable.convert(variable.make_episodes(), tmp_path / "d", names=(variable.TEXT,))
+
+    def load(opened, tokens, **options):
+        batch = gear_data.BatchOptions(preset_options={"tokens": {"ragged": False, **tokens}})
+        options |= {"framework": "jax", "device": over_two_processes, "preset": "gato", "batch": batch}
+        return SequenceLoader(opened, **OPTIONS, **options)
+
+    with pytest.raises(InvalidArgumentError, match="depends on the rows of a process"):
+        load(dataset, {"patch": 4})
+    with pytest.raises(InvalidArgumentError, match="depends on the rows of a process"):
+        load(texts, {"text": True}, decoders={variable.TEXT: variable.words})
+    load(dataset, {})
+    # It may give them one shape.
+    load(dataset, {"patch": 4}, transform=lambda batch, rng: batch)
+
+
+def test_decoded_values_of_unlike_lengths_are_not_sharded(tmp_path, over_two_processes):
+    texts = variable.convert(variable.make_episodes(), tmp_path / "d", names=(variable.TEXT,))
+    options = {"framework": "jax", "device": over_two_processes, "prefetch": 0, **OPTIONS}
+    for decoder in (variable.words, variable.word_mapping):
+        with pytest.raises(InvalidArgumentError, match="values of unlike shapes") as error:
+            next(iter(SequenceLoader(texts, decoders={variable.TEXT: decoder}, **options)))
+        assert variable.TEXT in str(error.value)
 
 
 def run(path, count):
