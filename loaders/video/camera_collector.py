@@ -15,6 +15,7 @@ from gear_data.collection.buffers import Allocate, BufferPool, plain_memory
 from gear_data.collection.output import CHANNELS_FIRST, DEPTH, Output, Padding
 from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
+from gear_data.loaders.passes.layout import PassLayout
 from gear_data.loaders.presets.transitions import INTERVALS
 from gear_data.loaders.video.letterbox import LetterboxFrames
 from gear_data.loaders.video.planar_frames import PlanarFrames, PlanarPool
@@ -42,20 +43,25 @@ class LookAhead:
 
     Attributes:
         source: samples their windows.
+        layout: the steps of each pass.
         rows: the rows of this rank.
         stride: distance of two of their steps.
         count: the batches that are built soon: frames that they want of a group that is decoded now are kept.
     """
 
     source: WindowSource
+    layout: PassLayout
     rows: RankRows
     stride: int
     count: int
 
     def after(self, step: int, count: int) -> Iterator[tuple[int, Windows]]:
-        """Yields the next batches after a step: their steps, and their windows."""
-        for number in range(1, count + 1):
-            coming = step + number * self.stride
+        """Yields the next batches after a step, of its pass: their steps, and their windows.
+
+        A sampler of the user may have no windows for steps after the last one.
+        """
+        end = min(step + count * self.stride + 1, self.layout.end(self.layout.number(step)))
+        for coming in range(step + self.stride, end, self.stride):
             windows = self.source.sample(coming, self.rows.batch_size)
             first, last = self.rows.bounds(coming, len(windows))
             yield coming, windows[first:last]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 import gear_data
@@ -45,3 +47,29 @@ def test_groups_are_decoded_once(filmed: Filmed, monkeypatch: pytest.MonkeyPatch
         assert len(decoded_groups(filmed, monkeypatch, prefetch=prefetch, cache_bytes=0)) > groups
     found = decoded_groups(filmed, monkeypatch, prefetch=30, cache_bytes=1 << 20)
     assert len(found) == len(set(found)) == groups
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A sampler that has windows for some slots only.
+
+    Attributes:
+        slots: their number.
+    """
+
+    slots: int
+    name = "listed"
+
+    def draw(self, counts: Any, seed: int, step: int, first: int, last: int) -> tuple[Any, Any]:
+        if last > self.slots:
+            raise IndexError(f"there is no slot {last - 1}")
+        return np.arange(first, last) % len(counts), np.zeros(last - first, np.int64)
+
+
+@pytest.mark.parametrize("passes", ["continue", "repeat"])
+def test_no_step_after_the_last_one_is_sampled(filmed: Filmed, passes: str) -> None:
+    loader = SequenceLoader(
+        gear_data.open(filmed.path), 2, **grouped(context=1, columns=[WRIST], sampler=Listed(8), steps=4, seed=4,
+        passes=passes, threads=1, prefetch=3),
+    )  # fmt: skip
+    assert len(list(loader)) == 4
