@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import gear_data
@@ -60,25 +61,25 @@ def join(folder: Path) -> Iterator[Join]:
 
     The other nodes' servers are in this process.
     """
-    path, running = convert(11, folder / "one"), dict[tuple[int, ...], FlightServer]()
+    path, running = convert(11, folder / "one"), dict[tuple[Path, tuple[int, ...]], FlightServer]()
     credentials = create_run_credentials(tls=False)
 
-    def serve(shards: tuple[int, ...]) -> ServerInfo:
-        server = running.get(shards)
+    def serve(at: Path, shards: tuple[int, ...]) -> ServerInfo:
+        server = running.get((at, shards))
         if server is None:
-            served = ShardServer(open_files(path), shards, "host")
-            server = running[shards] = FlightServer(
+            served = ShardServer(open_files(at), shards, "host")
+            server = running[at, shards] = FlightServer(
                 served, Address("127.0.0.1", 0), ServerCredentials(credentials.token)
             )
             threading.Thread(target=server.serve, daemon=True).start()
         return ServerInfo(Address("127.0.0.1", server.port), False)
 
-    def begin(nodes: int, residency: str = "pinned", node: int = 0) -> Dataset:
-        placement = gear_data.open(path).placement([f"node-{number}" for number in range(nodes)])
+    def begin(nodes: int, residency: str = "pinned", node: int = 0, at: Path = path) -> Dataset:
+        placement = gear_data.open(at).placement([f"node-{number}" for number in range(nodes)])
         held = enumerate(placement.held)
-        servers = tuple(serve(shards) if shards and number != node else None for number, shards in held)
+        servers = tuple(serve(at, shards) if shards and number != node else None for number, shards in held)
         membership = Membership(credentials.run, node, 0, 1, servers, placement, placement)
-        return Dataset(PartitionedDatasetStore(open_files(path), residency, "auto", membership), View())
+        return Dataset(PartitionedDatasetStore(open_files(at), residency, "auto", membership), View())
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(f"GEAR_DATA_RUN_{credentials.run}", "")
@@ -158,6 +159,35 @@ def test_kernels_read_the_nodes_own_shards(gpu: StandInGpu, path: Path, join: Jo
     same(batches, copies(SequenceLoader(local, **grouped(**OPTIONS, preset="decision_transformer"))))
     same(from_device(gpu, on_gpu(dataset, preset="decision_transformer")), batches)
     del dataset, found
+    gc.collect()
+    assert not gpu.cupy.registered
+
+
+def test_shards_of_a_growing_dataset_are_registered_once(gpu: StandInGpu, tmp_path: Path, join: Join) -> None:
+    """Ranks and generations share the segment of each shard: no rank copies it to memory of its own."""
+    with gear_data.Writer(tmp_path / "d", shard_bytes=1024) as writer:
+        for number in range(4):
+            for step in range(20):
+                observations = np.array([number, step, number * step], np.float32)
+                writer.append(observations=observations, actions=np.array([step]), rewards=1.0)
+            writer.end_episode(terminated=True)
+            writer.seal()
+    dataset, local = join(2, at=tmp_path / "d"), gear_data.open(tmp_path / "d")
+    member, found = dataset.store.membership, dataset.store.device_columns()
+    assert member is not None and local.generation
+    assert len(gpu.cupy.registered) == len(member.shards) > 0
+    for shard in range(len(dataset.manifest.shards)):
+        for index in range(len(dataset.schema)):
+            address = int(found.addresses[shard, index])
+            assert bool(address) == (shard in member.shards)
+            if address:
+                values = local.store.shards.column(shard, index)
+                assert ctypes.string_at(address, values.nbytes) == values.tobytes()
+    again = join(2, at=tmp_path / "d")
+    assert (again.store.device_columns().addresses == found.addresses).all()
+    assert len(gpu.cupy.registered) == len(member.shards)
+    same(from_device(gpu, on_gpu(dataset)), copies(SequenceLoader(local, **grouped(**OPTIONS))))
+    del dataset, again, found
     gc.collect()
     assert not gpu.cupy.registered
 

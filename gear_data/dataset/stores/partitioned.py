@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -145,8 +146,8 @@ class PartitionedDatasetStore(ClusterDatasetStore):
         if isinstance(shards, RemoteShards):
             return DeviceCopy("mmap", schema, shards, self.shard_steps, contents)
         if isinstance(shards, ClusterShards):
-            here = DeviceCopy(self.residency, schema, shards.local, self.shard_steps[shards.here], contents)
-            return PartialCopy(here, shards.here, self.shard_steps)
+            own = replace(contents, shards=tuple(contents.shards[shard] for shard in shards.here))
+            return PartialCopy(super()._device_copy(schema, shards.local, own), shards.here, self.shard_steps)
         return super()._device_copy(schema, shards, contents)
 
     def _video_packets(self, index: VideoIndex) -> PacketBytes:

@@ -163,11 +163,17 @@ class DatasetStore(StoredEpisodes):
         """Returns the columns of some shards for a GPU.
 
         Nothing is copied before the first use.
+
+        Args:
+            schema: all columns of the shards.
+            shards: the shards, in this machine's memory.
+            contents: the contents of these shards.
         """
+        steps = np.array([shard.steps for shard in contents.shards], np.int64)
         grows = self.manifest.growth is not None and self.residency in ("pinned", "device", "tiered")
         if grows and isinstance(shards, MappedShards | JoinedShards):
-            return ShardCopies(self.residency, schema, shards, self.shard_steps, contents, self._plan)
-        return DeviceCopy(self.residency, schema, shards, self.shard_steps, contents, self._plan)
+            return ShardCopies(self.residency, schema, shards, steps, contents, self._plan)
+        return DeviceCopy(self.residency, schema, shards, steps, contents, self._plan)
 
     def _open_sidecar(self, sidecar: Sidecar) -> Shards:
         """Returns the shards of a sidecar, which have one column."""
