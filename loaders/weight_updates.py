@@ -192,7 +192,7 @@ def _checked(episode_ids: Any, values: Any, steps: Any, from_step: int | None) -
     try:
         ids, weights = np.asarray(episode_ids), np.asarray(values, np.float64)
         of_steps = None if steps is None else np.asarray(steps)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's, for a tensor with a gradient
         raise InvalidArgumentError(f"update_weights takes integers [n] and numbers [n]: {error}") from error
     if ids.size == 0:
         ids = ids.astype(np.int64)

@@ -295,6 +295,7 @@ def test_a_state_is_of_its_first_weights(dataset):
         pytest.param([1.0], [1.0], "integers", id="floats as ids"),
         pytest.param([[1]], [[1.0]], "integers", id="two axes"),
         pytest.param(3, 1.0, "integers", id="scalars"),
+        pytest.param([4], torch.ones(1, requires_grad=True), "detach", id="a gradient"),
     ],
 )
 def test_wrong_updates_are_refused_and_change_nothing(dataset, ids, values, message):
