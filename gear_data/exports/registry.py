@@ -137,7 +137,7 @@ def export(
 
 
 def _is_rate(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and 0 < value < math.inf
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and bool(0 < value < math.inf)
 
 
 def _check_videos(dataset: Dataset, format: str, videos: bool, codec: str | None) -> None:
