@@ -38,7 +38,8 @@ def to_tensordict(batch: Mapping[str, Any]) -> TensorDict:
 
     Raises:
         MissingColumnError: the batch is not of transitions.
-        InvalidArgumentError: the batch has `observations` and, for example, `observations.image`.
+        InvalidArgumentError: two keys of the batch have one place, such as `next_terminated` and `terminated`; or the
+            batch has `observations` and, for example, `observations.image`.
     """
     from tensordict import TensorDict
 
@@ -57,7 +58,7 @@ def to_tensordict(batch: Mapping[str, Any]) -> TensorDict:
             continue
         name = key.removeprefix("next_")
         first, *rest = name.split(".") if name.startswith("observations.") else [name]
-        _put(following if name != key else tree, [_NAMES.get(first, first), *rest], value)
+        _put(following if name != key else tree, [_NAMES.get(first, first), *rest], key, value)
     return TensorDict(tree, batch_size=[len(batch["rewards"])])
 
 
@@ -66,13 +67,17 @@ def _column(values: Any) -> Any:
     return values.unsqueeze(-1) if values.ndim == 1 else values
 
 
-def _put(tree: dict[str, Any], path: list[str], value: Any) -> None:
+def _put(tree: dict[str, Any], path: list[str], key: str, value: Any) -> None:
+    """Puts the value of a key of the batch at a path."""
     *folders, name = path
     for folder in folders:
         tree = tree.setdefault(folder, {})
-    if not isinstance(tree, dict) or isinstance(tree.get(name), dict):
+        if not isinstance(tree, dict):
+            break
+    if not isinstance(tree, dict) or name in tree:
         raise InvalidArgumentError(
-            f"a TensorDict cannot have '{path[0]}' and '{'.'.join(path)}'",
-            hint="rename a column at conversion (--rename)",
+            f"a TensorDict cannot have '{path[0]}' twice, and '{key}' of the batch is the second",
+            column=key,
+            hint="leave the key out: columns=, or batch.pop(...); or rename a column at conversion (--rename)",
         )
     tree[name] = value

@@ -88,6 +88,21 @@ def test_flags_requested_columns_and_several_observations(dataset, make_dataset)
     assert data["observation", "image"].shape == data["next", "observation", "image"].shape == (64, 3)
 
 
+@pytest.mark.parametrize("columns", [["next_terminated"], ["truncated", "next_truncated"]])
+def test_no_value_replaces_another(dataset, columns):
+    """The flags of a transition are below `next`, where those of the next step would be."""
+    batch = next(iter(SequenceLoader(dataset, 64, preset="transitions", columns=columns)))
+    with pytest.raises(InvalidArgumentError, match="twice") as error:
+        to_tensordict(batch)
+    assert error.value.column == columns[-1]
+    del batch[columns[-1]]
+    assert torch.equal(to_tensordict(batch)["next", "terminated"][:, 0], batch["terminated"])
+    with pytest.raises(InvalidArgumentError, match="'observation' twice"):
+        to_tensordict({**batch, "observations.image.left": batch["actions"]})
+    with pytest.raises(InvalidArgumentError, match="'action' twice"):
+        to_tensordict({**batch, "action": batch["actions"]})
+
+
 def test_other_batches_are_refused(dataset):
     with pytest.raises(MissingColumnError, match="preset='transitions'"):
         to_tensordict({"observations": torch.zeros(3)})
