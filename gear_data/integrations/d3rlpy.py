@@ -60,6 +60,12 @@ def _columns(values: Any) -> npt.NDArray[np.float32]:
 
 
 def _observations(batch: Mapping[str, Any], name: str) -> Any:
-    masks = tuple(key for key in batch if key.endswith("_mask"))
-    found = [_columns(batch[key]) for key in batch if (key == name or key.startswith(f"{name}.")) and key not in masks]
+    keys = [key for key in batch if key == name or key.startswith(f"{name}.")]
+    found = [_columns(batch[key]) for key in keys if not _is_mask(key, batch)]
     return found[0] if len(found) == 1 else found
+
+
+def _is_mask(key: str, batch: Mapping[str, Any]) -> bool:
+    """Returns whether a key is the mask of another one. `observations.action_mask` may be an observation."""
+    column = key.removesuffix("_mask")
+    return column != key and any(other == column or other.startswith(f"{column}.") for other in batch)

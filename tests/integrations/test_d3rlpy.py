@@ -88,6 +88,18 @@ def test_several_observations_and_discrete_actions(dataset):
     assert mini.actions.shape == (8, 1)
 
 
+def test_masks_of_steps_are_no_observations_and_masks_of_actions_are(dataset):
+    loader = SequenceLoader(dataset, 8, preset="transitions", offsets={"observations": (-1, 1)})
+    batch = next(iter(loader))
+    assert {"observations_mask", "next_observations_mask"} <= {*batch}
+    for key in ("observations", "next_observations"):
+        batch[f"{key}.image"], batch[f"{key}.image_mask"] = batch[key], batch[f"{key}_mask"]
+        batch[f"{key}.action_mask"] = batch[f"{key}_mask"]
+    mini = to_mini_batch(batch)
+    assert [array.shape for array in mini.observations] == [(8, 2, 4), (8, 2, 4), (8, 2)]
+    assert [array.shape for array in mini.next_observations] == [(8, 2, 4), (8, 2, 4), (8, 2)]
+
+
 def test_other_batches_are_refused():
     with pytest.raises(MissingColumnError, match="preset='transitions'"):
         to_mini_batch({"observations": np.zeros(3)})
