@@ -41,13 +41,15 @@ def column_output(batch_format: BatchFormat, request: BatchRequest, item: BatchC
     if factor != 1.0:
         mean = np.zeros(1) if mean is None else mean
         scale = np.full(1, factor) if scale is None else scale * factor
+    dtype = _dtype(batch_format, request, item, normalised=mean is not None or relative is not None)
     fill: Any = batch_format.fill.get(spec.name, 0.0) if item.own else 0.0
+    _check_fill(batch_format, spec, fill, dtype)
     if item.own and batch_format.normalize_padding and mean is not None and scale is not None:
         fill = (fill - mean) * scale
     return Output(
         item.key,
         spec.name,
-        _dtype(batch_format, request, item, normalised=mean is not None or relative is not None),
+        dtype,
         column_shape(batch_format, item),
         fill=fill,
         mean=mean,
@@ -111,6 +113,7 @@ def _camera(
     else:
         dtype = (request.float_dtype or batch_format.dtype or "float32") if floats else "uint8"
         camera = CHANNELS_FIRST if first else CHANNELS_LAST
+    _check_fill(batch_format, spec, fill if mean is None else 0, dtype)
     return Output(
         item.key,
         spec.name,
@@ -124,6 +127,18 @@ def _camera(
         camera=camera,
         **column_positions(batch_format, request, spec),
     )
+
+
+def _check_fill(batch_format: BatchFormat, spec: ColumnSpec, fill: float, dtype: str) -> None:
+    """Raises InvalidArgumentError if an array of integers or booleans cannot hold the number of its padding."""
+    with np.errstate(invalid="ignore"):  # a number out of range becomes another one
+        held = np.float64(fill).astype(dtype)
+    if held.dtype.kind in "biu" and held != fill:
+        raise InvalidArgumentError(
+            f"preset '{batch_format.name}' fills the padding with {fill:g}, and the batch has {dtype}",
+            column=spec.name,
+            hint=f"give preset_options={{'fill': {{'{spec.name}': 0}}}}, or another number of {dtype}",
+        )
 
 
 def _shift(batch_format: BatchFormat, item: BatchColumn) -> int:

@@ -277,3 +277,21 @@ def test_options_of_the_wrong_kind_are_refused(options):
 def test_a_preset_is_a_name_or_a_batch_format(preset):
     with pytest.raises(InvalidArgumentError, match="decision_transformer"):
         resolve_preset(preset)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "number", "is_held"),
+    [("uint8", 200, True), ("int64", -100, True), ("float32", 0.5, True), ("uint8", -100, False), ("uint8", 300, False),
+     ("int64", 0.5, False), ("int64", float("nan"), False), ("int64", 1e30, False)],
+)  # fmt: skip
+def test_padding_has_the_number_that_was_given(make_dataset, episodes, dtype, number, is_held):
+    """-100 marks padding for torch's losses. As uint8 it would be 156, an action."""
+    dataset = make_dataset([{**e, "actions": np.abs(e["actions"] * 9).astype(dtype)} for e in episodes])
+    options = {"preset_options": {"fill": {"actions": number}}}
+    if is_held:
+        batch, windows = first_batch(dataset, **options)
+        assert (padding_of(batch["actions"], windows) == number).all()
+        return
+    with pytest.raises(InvalidArgumentError, match=f"and the batch has {dtype}") as error:
+        first_batch(dataset, **options)
+    assert error.value.column == "actions"
