@@ -6,7 +6,7 @@ trainer.train(resume_from_checkpoint=True)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, repeat
 from typing import Any
 
@@ -38,7 +38,8 @@ class LoaderTrainer(Trainer):
         **options: other arguments of `transformers.Trainer`. `eval_dataset` may be a loader with an end, too.
 
     Raises:
-        InvalidArgumentError: the training set is not a loader, or `args` has worker processes.
+        InvalidArgumentError: the training set is not a loader, `args` has worker processes, or a loader for evaluation
+            has no end.
     """
 
     def __init__(
@@ -49,6 +50,9 @@ class LoaderTrainer(Trainer):
                 f"train_dataset is a {type(train_dataset).__name__}, not a SequenceLoader",
                 hint="give train_dataset=gear_data.SequenceLoader(...), or use transformers.Trainer",
             )
+        evaluated = options.get("eval_dataset")
+        for each in evaluated.values() if isinstance(evaluated, Mapping) else (evaluated,):
+            _check_end(each)
         super().__init__(model, args, train_dataset=train_dataset, **options)
         if self.args.dataloader_num_workers:
             raise InvalidArgumentError(
@@ -74,6 +78,7 @@ class LoaderTrainer(Trainer):
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, str):
             chosen = self.eval_dataset[chosen]
+        _check_end(chosen)
         return chosen.dataloader() if isinstance(chosen, SequenceLoader) else super().get_eval_dataloader(eval_dataset)
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
@@ -86,6 +91,18 @@ class LoaderTrainer(Trainer):
     def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
         self.state.stateful_callbacks[_STATE] = self.train_dataset.state_dict()
         super()._save_checkpoint(*arguments, **options)
+
+
+def _check_end(dataset: Any) -> None:
+    """Raises InvalidArgumentError if an evaluation of a dataset would never end."""
+    try:
+        if isinstance(dataset, SequenceLoader):
+            len(dataset)
+    except TypeError as error:
+        raise InvalidArgumentError(
+            "the loader in eval_dataset has no end, so the evaluation would have none",
+            hint="give this SequenceLoader steps= or epochs=, and passes='repeat' for the same batches each time",
+        ) from error
 
 
 class _Passes(IterableDataset[Any]):

@@ -61,6 +61,11 @@ with pytest.raises(
     Trainer(Policy(), arguments(max_steps=2), train_dataset=loader).train()
 with pytest.raises(InvalidArgumentError, match="train_dataset is a list, not a SequenceLoader"):
     LoaderTrainer(Policy(), arguments(), train_dataset=[])
+for evaluated in (loader, {"endless": loader}):
+    with pytest.raises(InvalidArgumentError, match="eval_dataset has no end"):
+        LoaderTrainer(Policy(), arguments(max_steps=6), train_dataset=loader, eval_dataset=evaluated)
+with pytest.raises(InvalidArgumentError, match="eval_dataset has no end"):
+    LoaderTrainer(Policy(), arguments(max_steps=6), train_dataset=loader).evaluate(loader)
 with pytest.raises(InvalidArgumentError, match="dataloader_num_workers is 2"):
     LoaderTrainer(Policy(), arguments(max_steps=6, dataloader_num_workers=2), train_dataset=loader)
 other = gear_data.SequenceLoader(ds, **OPTIONS, seed=7)
