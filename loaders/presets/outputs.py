@@ -22,6 +22,7 @@ from gear_data.loaders.presets.gato.tokens import (
     BatchRows,
     GatoPostprocess,
     TokenColumn,
+    check_vocabulary,
 )
 from gear_data.loaders.presets.packed import SEGMENT_IDS
 from gear_data.loaders.presets.policies.octo import octo_postprocess
@@ -174,7 +175,7 @@ def preset_postprocess(preset: str | BatchFormat, request: BatchRequest) -> Post
     The function can be pickled. The collected batch holds `valid_count`.
 
     Raises:
-        InvalidArgumentError: observations or actions have offsets, and become tokens.
+        InvalidArgumentError: observations or actions have offsets, and become tokens; or tokens have two meanings.
     """
     batch_format = resolve_preset(preset)
     if batch_format.chunks:
@@ -443,6 +444,10 @@ def _tokens(batch_format: BatchFormat, tokens: Tokens, request: BatchRequest) ->
                 f"preset '{batch_format.name}' makes tokens of whole steps, so this column cannot have offsets",
                 column=item.name,
             )
+    floats = {*request.normalize, *request.relative}
+    for item, column in taken:
+        if column.kind == "values" and (item.spec.numpy_dtype.kind == "f" or item.name in floats):
+            check_vocabulary(tokens, item.name)
     used = {item.key for item, _ in taken}
     sequences = [item.key for item in columns if item.spec.name not in request.offsets and item.key not in used]
     ordered = [column for _, column in taken if column.role is Role.OBSERVATION]

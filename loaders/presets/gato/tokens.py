@@ -257,6 +257,23 @@ class GatoPostprocess:
         return {key: np.concatenate([none.get(key, nothing), *each]) for key, each in patches.items()}
 
 
+def check_vocabulary(tokens: Tokens, column: str) -> None:
+    """Raises InvalidArgumentError if a value of a column could have the token of the separator or of a patch.
+
+    Args:
+        tokens: the vocabulary.
+        column: a column of floats, whose values become tokens.
+    """
+    after = tokens.first + tokens.bins
+    for name, token in (("separator", tokens.separator), *((("image", tokens.image),) if tokens.patch else ())):
+        if tokens.first <= token < after:
+            raise InvalidArgumentError(
+                f"the tokens of values are {tokens.first} to {after - 1}, and the option '{name}' is {token}",
+                column=column,
+                hint=f"give preset_options={{'tokens': {{'separator': {after}, 'image': {after + 1}}}}}",
+            )
+
+
 def _intervals(values: npt.NDArray[Any], tokens: Tokens, key: str) -> tuple[Int64Array, Int64Array]:
     """Returns the intervals of the patches of images [B, K, ...]; see `position_intervals`."""
     if values.dtype != np.uint8 or values.ndim < 4:

@@ -478,6 +478,24 @@ def test_bad_arguments_are_refused(datasets: Any, tasks: Any, options: dict[str,
     assert error.value.column == column
 
 
+def test_no_value_has_the_token_of_a_separator_or_a_patch(datasets: Any) -> None:
+    """The separator and patches have the tokens after 1,024 bins."""
+    for tokens, found in (
+        ({"bins": 2048}, "'separator' is 33024"),
+        ({"bins": 2048, "separator": 34048, "patch": PATCH}, "'image' is 33025"),
+        ({"first": 33000}, "'separator' is 33024"),
+    ):
+        with pytest.raises(InvalidArgumentError, match=found) as error:
+            load(datasets["ant"], tokens=tokens)
+        assert error.value.column in ("observations", "actions")
+        advice = json.loads("{" + (error.value.hint or "").rpartition("{")[2].rstrip("}").replace("'", '"') + "}")
+        load(datasets["ant"], tokens={**tokens, **advice})
+    steps = load(datasets["ant"], tokens={"bins": 2048, "separator": 34048}).batch(0)["tokens"]
+    # 27 observations, a separator and 8 actions are 36 tokens.
+    assert all((row == 34048).sum() * 36 == len(row) for row in steps)
+    load(datasets["babyai"], tokens={"bins": 2048}, decoders={})  # integers have no bins
+
+
 def test_other_tokens_of_two_datasets_are_refused(datasets: Any) -> None:
     options = [{"preset_options": {"tokens": {**TOKENS, "bins": bins}}} for bins in (256, 1024)]
     mixture = Mixture([(datasets["ant"], 1, options[0]), (datasets["pendulum"], 1, options[1])], join=True)
