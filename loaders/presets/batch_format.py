@@ -163,7 +163,7 @@ class BatchFormat:
         timesteps_origin: number of an episode's first step.
         timesteps_padding: `fill` (zeros), or `extrapolate`: the count continues.
         loss_weight: if not None, `loss_weight` float32 [B, K] has this number, also in padding.
-        tokens: if not None, observations and actions become tokens.
+        tokens: if not None, observations and actions become tokens. `sequences` must be None.
         transitions: if not None, each row is a transition: see `gear_data.loaders.presets.transitions`. `sequences`
             must be empty.
         context: steps of a window, unless the loader's `context` says it.
@@ -257,6 +257,11 @@ class BatchFormat:
             raise InvalidArgumentError(
                 f"preset '{self.name}' has no task with goals, and goals are {self.goals!r}",
                 hint="give the loader goals=gear_data.Goals(...)",
+            )
+        if self.tokens is not None and self.sequences is not None:
+            raise InvalidArgumentError(
+                f"preset '{self.name}': tokens are of all steps of a window, and sequences are {self.sequences!r}",
+                hint="leave sequences out, or give tokens=None",
             )
         if self.transitions is not None and self.sequences != ():
             raise InvalidArgumentError(f"preset '{self.name}': transitions have no sequences, not {self.sequences!r}")

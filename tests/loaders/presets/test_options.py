@@ -258,6 +258,7 @@ def test_unknown_fields_list_the_known_ones(dataset):
         {"tokens": 3},
         {"tokens": {"bins": 1}},
         {"tokens": {"mu": 0}},
+        {"sequences": ["action"]},
         {"name": None},
         {"timesteps_padding": "edge"},
         {"timesteps_dtype": "bool"},
