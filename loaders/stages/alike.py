@@ -157,7 +157,7 @@ def padded(
             frozenset((own.mask_key, own.timesteps_key, "loss_weight")),
             each.variable,
             frozenset((*(fact.key for fact in each.facts), *(choice.key for choice in each.choices))),
-            {own.element_mask: own.keys.get("actions", "")} if own.element_mask else {},
+            {own.element_mask: own.keys.get("actions", "actions")} if own.element_mask else {},
         )
         for name, each, own in zip(names, components, formats, strict=True)
     ]

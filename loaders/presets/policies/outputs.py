@@ -131,7 +131,7 @@ def policy_outputs(
             result.append(constant(mask, np.full(batch_format.history or (), key in taken)))
     if batch_format.element_mask:
         for output in result:
-            if output.column and output.key == batch_format.keys["actions"]:
+            if output.column and output.key == batch_format.keys.get("actions", "actions"):
                 result.append(_element_mask(batch_format.element_mask, output, chunks=batch_format.chunks))
                 break
     if batch_format.chunks:

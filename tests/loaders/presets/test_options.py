@@ -296,3 +296,10 @@ def test_padding_has_the_number_that_was_given(make_dataset, episodes, dtype, nu
     with pytest.raises(InvalidArgumentError, match=f"and the batch has {dtype}") as error:
         first_batch(dataset, **options)
     assert error.value.column == "actions"
+
+
+def test_a_mask_of_elements_needs_no_key_of_the_actions(dataset):
+    own = BatchFormat("own", ("actions",), mapped=True, element_mask="action_mask")
+    batch, windows = first_batch(dataset, preset=own)
+    assert batch["action_mask"].shape == batch["actions"].shape
+    assert batch["action_mask"][..., 0].sum(1).tolist() == [n for _, _, n in windows]
