@@ -302,7 +302,7 @@ def _batch_columns(batch_format: BatchFormat, request: BatchRequest) -> list[Bat
         names = list(dict.fromkeys(names))
     if batch_format.mapped:
         keys = mapped_columns(batch_format, request)
-        names = list(dict.fromkeys((*names, *keys)))
+        names = [name for name in dict.fromkeys((*names, *keys)) if batch_format.keys.get(name) != ""]
         batch_format = replace(batch_format, keys={**batch_format.keys, **keys})
     own = [_batch_column(batch_format, schema, name, own=True) for name in names]
     if batch_format.transitions is not None:

@@ -130,13 +130,20 @@ def policy_outputs(
             mask = batch_format.camera_mask.replace("{name}", _last(key))
             result.append(constant(mask, np.full(batch_format.history or (), key in taken)))
     if batch_format.element_mask:
+        actions = batch_format.keys.get("actions", "actions") or _key_of_actions(columns)
         for output in result:
-            if output.column and output.key == batch_format.keys.get("actions", "actions"):
+            if output.column and output.key == actions:
                 result.append(_element_mask(batch_format.element_mask, output, chunks=batch_format.chunks))
                 break
     if batch_format.chunks:
         result += octo_outputs(request, result, steps)
     return result
+
+
+def _key_of_actions(columns: Sequence[BatchColumn]) -> str:
+    """Returns the key of the actions, for a format whose `keys` leave the column `actions` out. Its own come first."""
+    found = [item for item in columns if item.spec.role is Role.ACTION and not item.next_step]
+    return next((item.key for item in sorted(found, key=lambda item: not item.own)), "")
 
 
 def _checked(batch_format: BatchFormat, output: Output) -> Output:

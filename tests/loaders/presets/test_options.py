@@ -303,3 +303,20 @@ def test_a_mask_of_elements_needs_no_key_of_the_actions(dataset):
     batch, windows = first_batch(dataset, preset=own)
     assert batch["action_mask"].shape == batch["actions"].shape
     assert batch["action_mask"][..., 0].sum(1).tolist() == [n for _, _, n in windows]
+
+
+@pytest.mark.parametrize(("preset", "key"), [("openpi", "actions"), ("groot", "action"), ("octo", "action")])
+def test_an_empty_key_leaves_the_actions_out(make_dataset, episodes, preset, key):
+    """Another column has their key, and the mask of the elements is the mask of this column."""
+    dataset = make_dataset([{**e, "actions.other": e["actions"][:, :2]} for e in episodes])
+    keys = {"actions": "", "actions.other": key}
+    batch, windows = first_batch(dataset, preset=preset, preset_options={"keys": keys})
+    assert not {"", "_is_pad", "actions_mask", "actions.other"} & {*batch}
+    alone, _ = first_batch(make_dataset([{**e, "actions": e["actions"][:, :2]} for e in episodes]), preset=preset)
+    assert not differing(alone, batch)
+    if preset == "groot":
+        mask = batch["action_mask"]
+        assert mask.shape == batch["action"].shape
+        assert mask.sum((1, 2)).tolist() == mask[..., :2].sum((1, 2)).tolist() == [2 * n for _, _, n in windows]
+    if preset == "octo":
+        assert batch["action_pad_mask"].shape == batch["action"].shape
