@@ -141,7 +141,7 @@ class BatchInputs:
         staging: memory for rows that no kernel reads in place.
         sums: int64 [sums], pinned memory for sums of bytes that the device returns.
         sums_address: its address.
-        valid_counts: the numbers of which these sums are parts; None: the device returned none yet.
+        valid_counts: the numbers of which these sums are parts; None: the device returned none for these batches.
         collected: an event: the batches are complete, and the pinned memory is no longer read.
     """
 
@@ -165,6 +165,8 @@ class BatchInputs:
         """
         if self.valid_counts is not None:
             self.valid_counts.wait()
+            # They say nothing about a later collection, whose windows the CPU may draw.
+            self.valid_counts = None
         else:
             self.collected.synchronize()
         self.staging.clear()

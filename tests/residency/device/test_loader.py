@@ -27,8 +27,10 @@ from gear_data.errors import (
     MissingExtraError,
     UnknownNameError,
 )
+from gear_data.residency.device.buffers import BatchInputs, DeferredCounts
 from gear_data.residency.device.memory import DeviceBuffer, Uploader
 from gear_data.residency.device.reader import DeviceReader
+from gear_data.residency.device.staging import StagingBuffer
 from gear_data.selection.samplers import Weighted
 from tests.support.cuda.gpu_stand_in import StandInGpu, stand_in
 from tests.support.cuda.loader_checks import (
@@ -268,6 +270,24 @@ def test_columns_sent_in_pieces_arrive_whole(gpu: StandInGpu) -> None:
     sender.finish()
     for count, buffer in zip((1, 64, 200, 65), buffers, strict=True):
         assert ctypes.string_at(buffer.address, count) == bytes(range(count))
+
+
+def test_pinned_memory_is_not_used_again_after_the_cpu_drew_windows(gpu: StandInGpu) -> None:
+    """The device drew the windows of the batch before. So it returned counts, which are known since then."""
+    stream, target = torch.cuda.Stream(), DeviceBuffer(32)
+    inputs = BatchInputs(4, 2, lambda: StagingBuffer(0))
+    inputs.sums[:] = 1
+    inputs.collected.record(stream)
+    counts = inputs.valid_counts = DeferredCounts(inputs.sums.reshape(1, 2), inputs.collected)
+    inputs.clear(target.address)
+    assert counts.known and counts.wait() == [2]
+    inputs.upload.put(np.arange(4))
+    inputs.upload.send(gpu.cupy.cuda.runtime, stream.cuda_stream)
+    inputs.collected.record(stream)
+    inputs.clear(target.address)
+    inputs.upload.put(np.full(4, 9))
+    gpu.finish()
+    assert list((ctypes.c_int64 * 4).from_address(target.address)) == [0, 1, 2, 3]
 
 
 def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, libraries: Path) -> None:
