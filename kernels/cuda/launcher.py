@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from gear_data.common.extras import import_extra
-from gear_data.errors import DeviceError, DeviceMemoryError, InvalidArgumentError
+from gear_data.errors import DeviceError, DeviceMemoryError, GearError, InvalidArgumentError
 from gear_data.kernels.cuda.launch_arguments import COLLECT, COLLECT_PINNED
 from gear_data.kernels.cuda.tuning import DEFAULT, Tuning
 
@@ -27,7 +27,9 @@ _SOURCES = (_COLLECT, "copy.cu", "frames.cu", "select.cu", "priorities.cu")
 _BUFFER, _BUFFER_SIZE, _END = 1, 2, 0
 #: CUDA's error codes; the runtime and the driver share them.
 _OUT_OF_MEMORY = 2
-_NO_DRIVER = {3, 34, 35, 100, 101, 803, 804}
+_NO_DRIVER = {34, 35, 100, 101, 803, 804}
+#: The driver cannot begin in this process. Nearly always it is a forked child of a process that uses CUDA.
+_NOT_INITIALIZED = 3
 _NO_IMAGE = {98, 200, 209, 222}
 #: Calls that are forbidden while another thread captures a CUDA graph, or that invalidate the capture.
 _CAPTURE = range(900, 909)
@@ -37,7 +39,7 @@ _FATAL = {700, 702, 710, 714, 715, 716, 717, 718, 719}
 
 @contextmanager
 def cuda_errors(doing: str) -> Iterator[None]:
-    """Turns errors of CuPy and CUDA into errors with a hint.
+    """Turns errors of CuPy, CUDA and torch's CUDA into errors with a hint.
 
     Args:
         doing: the operation, which begins the message.
@@ -45,7 +47,7 @@ def cuda_errors(doing: str) -> Iterator[None]:
     Raises:
         MissingExtraError: CuPy is not installed.
         DeviceMemoryError: the device has too little memory.
-        DeviceError: any other error of CuPy or CUDA.
+        DeviceError: any other error of CuPy or CUDA, also one that torch raises.
     """
     # An import statement here would cost microseconds in every launch.
     cupy = sys.modules.get("cupy") or import_extra("cupy", "gpu")
@@ -62,6 +64,14 @@ def cuda_errors(doing: str) -> Iterator[None]:
         if error.status == _OUT_OF_MEMORY and not isinstance(error, cupy.cuda.nvrtc.NVRTCError):
             raise _no_memory(doing, error) from error
         raise DeviceError(f"{doing}: {_first_line(error)}", hint=_hint(int(error.status))) from error
+    except RuntimeError as error:
+        # torch's. Before torch 2.8 it has no type and no code of its own.
+        line = _first_line(error)
+        if isinstance(error, GearError) or not line.startswith("CUDA error"):
+            raise
+        if "out of memory" in line:
+            raise _no_memory(doing, error) from error
+        raise DeviceError(f"{doing}: {line}", hint=_hint(int(getattr(error, "error_code", 0)))) from error
 
 
 def _no_memory(doing: str, error: Exception) -> DeviceMemoryError:
@@ -76,6 +86,11 @@ def _first_line(error: Exception) -> str:
 
 
 def _hint(status: int) -> str:
+    if status == _NOT_INITIALIZED:
+        return (
+            "a forked child cannot use CUDA if its parent does: start processes by spawn; otherwise see nvidia-smi and "
+            "`gear-data doctor`"
+        )
     if status in _NO_DRIVER:
         return "install or update the NVIDIA driver (see nvidia-smi and `gear-data doctor`), or use the CPU"
     if status in _NO_IMAGE:

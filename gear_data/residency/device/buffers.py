@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from gear_data.kernels.cuda.launcher import cuda_errors
 from gear_data.residency.device.memory import TO_DEVICE, PinnedBuffer
 from gear_data.residency.device.staging import StagingBuffer
 from gear_data.selection.windows import Int64Array
@@ -54,11 +55,16 @@ class DeferredCounts:
         return self._pending is None
 
     def wait(self) -> list[int]:
-        """Waits for the numbers, and returns them."""
+        """Waits for the numbers, and returns them.
+
+        Raises:
+            DeviceError: the device fails.
+        """
         with self._lock:
             if self._pending is not None:
                 parts, event = self._pending
-                event.synchronize()
+                with cuda_errors("waiting for a batch"):
+                    event.synchronize()
                 self._numbers, self._pending = parts.sum(1).tolist(), None
             return self._numbers
 
@@ -156,7 +162,7 @@ class BatchInputs:
         self.staging = make_staging()
 
     def __del__(self, wait: Callable[[Any, int], None] = wait_before_free) -> None:
-        wait(self.collected.synchronize if self.valid_counts is None else self.valid_counts.wait, self._process)
+        wait(self.collected.synchronize, self._process)
 
     def clear(self, address: int) -> None:
         """Prepares the pinned memory for the next batch, and waits for the last one.

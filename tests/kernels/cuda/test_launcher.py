@@ -145,6 +145,7 @@ CASES = [
     ("runtime.CUDARuntimeError", 2, DeviceMemoryError, "smaller budget"),
     ("driver.CUDADriverError", 2, DeviceMemoryError, "smaller budget"),
     ("runtime.CUDARuntimeError", 35, DeviceError, "NVIDIA driver"),
+    ("runtime.CUDARuntimeError", 3, DeviceError, "by spawn"),
     ("driver.CUDADriverError", 209, DeviceError, "compute capability"),
     ("driver.CUDADriverError", 700, DeviceError, "restart it"),
     ("runtime.CUDARuntimeError", 900, DeviceError, "capture_error_mode='thread_local'"),
@@ -164,9 +165,34 @@ def test_errors_say_what_to_do(cupy: CupyStandIn, error: str, about: Any, kind: 
     assert "and more" not in told.value.message
 
 
-def test_errors_that_are_not_cudas_stay(cupy: CupyStandIn) -> None:
-    with pytest.raises(ZeroDivisionError), cuda.cuda_errors("doing"):
-        raise ZeroDivisionError
+class AcceleratorError(RuntimeError):
+    """torch's, since 2.8."""
+
+    error_code = 710
+
+
+@pytest.mark.parametrize(
+    ("error", "text", "kind", "hint"),
+    [
+        (AcceleratorError, "device-side assert triggered", DeviceError, "restart it"),
+        (RuntimeError, "device-side assert triggered", DeviceError, "CUDA_LAUNCH_BLOCKING"),
+        (RuntimeError, "out of memory", DeviceMemoryError, "smaller budget"),
+    ],
+)
+def test_torchs_errors_say_what_to_do(
+    cupy: CupyStandIn, error: type[Exception], text: str, kind: type[GearError], hint: str
+) -> None:
+    with pytest.raises(kind) as told, cuda.cuda_errors("collecting"):
+        raise error(f"CUDA error: {text}\nand more")
+    assert told.value.message == f"collecting: CUDA error: {text}"
+    assert hint in str(told.value.hint)
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError(), RuntimeError("another"), DeviceError("CUDA error")], ids=repr)
+def test_errors_that_are_not_cudas_stay(cupy: CupyStandIn, error: Exception) -> None:
+    with pytest.raises(type(error)) as told, cuda.cuda_errors("doing"):
+        raise error
+    assert told.value is error
 
 
 def test_without_cupy(monkeypatch: pytest.MonkeyPatch) -> None:
