@@ -70,6 +70,7 @@ class Decoder(Protocol):
 
         Raises:
             DecodeError: a packet does not decode.
+            DeviceError, DeviceMemoryError: the GPU that decodes fails.
         """
 
     def write(self, picture: Picture, out: npt.NDArray[Any]) -> None:

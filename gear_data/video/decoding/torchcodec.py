@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import DeviceError, MissingExtraError
+from gear_data.errors import DeviceError, DeviceMemoryError, GearError, MissingExtraError
 from gear_data.video.decoding.decoder import DecodeError, EncodedPacket, NoPlanesError, Picture, undecodable
 from gear_data.video.decoding.matroska import CODECS, in_matroska
 from gear_data.video.decoding.yuv import YuvConversion
@@ -80,7 +80,9 @@ class TorchcodecDecoder:
         except DeviceError:  # a RuntimeError, too
             raise
         except (RuntimeError, ValueError, IndexError) as error:
-            raise DecodeError(f"torchcodec says: {str(error).partition(chr(10))[0]}") from error
+            reason = f"torchcodec says: {str(error).partition(chr(10))[0]}"
+            of_device = None if self._device == "cpu" else _error_of_device(reason, self._video.file)
+            raise of_device or DecodeError(reason) from error
 
     def write(self, picture: Picture, out: npt.NDArray[np.uint8]) -> None:
         if picture.image.shape == out.shape:
@@ -94,6 +96,16 @@ class TorchcodecDecoder:
 
     def write_planes(self, picture: Picture, out: npt.NDArray[np.uint8]) -> YuvConversion:
         raise NoPlanesError("torchcodec gives RGB only")
+
+
+def _error_of_device(reason: str, file: str) -> GearError | None:
+    """Returns the error of a GPU that fails, or None if the GPU does not decode a frame."""
+    if "out of memory" in reason.lower().replace("_", " "):
+        hint = "decode with fewer threads, end other GPU processes, or pass VideoOptions(backend='pyav')"
+        return DeviceMemoryError(f"the GPU has too little memory to decode: {reason}", file=file, hint=hint)
+    if "CUDA error" in reason:
+        return DeviceError(reason, file=file, hint="run `gear-data doctor`; this process may have to be restarted")
+    return None
 
 
 def version() -> str:

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 
-from gear_data.errors import DeviceError, MissingExtraError
+from gear_data.errors import CorruptShardError, DeviceError, DeviceMemoryError, MissingExtraError
 from gear_data.video.decoding import nvdec, torchcodec
 from gear_data.video.decoding.backends import decoder_version
 from gear_data.video.decoding.frame_reader import FrameReader
@@ -181,6 +181,27 @@ def test_a_fallback_to_the_cpu_is_an_error(gpu: None, path: Path, monkeypatch: p
     with pytest.raises(DeviceError, match=r"on the CPU, not on cuda: .*NVcuvid unavailable") as caught:
         reader.read(np.zeros(1, np.int64), np.zeros(1, np.int64), np.empty((1, 48, 64, 3), np.uint8))
     assert caught.value.file == str(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("CUDA out of memory. Tried to allocate 2 MiB", DeviceMemoryError),
+        ("cuvidCreateDecoder: CUDA_ERROR_OUT_OF_MEMORY", DeviceMemoryError),
+        ("CUDA error: an illegal memory access was encountered", DeviceError),
+        ("Could not decode the packet", CorruptShardError),
+    ],
+)
+def test_a_gpu_that_fails_does_not_make_a_file_corrupt(
+    gpu: None, path: Path, monkeypatch: pytest.MonkeyPatch, text: str, error: type[Exception]
+) -> None:
+    def fail(decoder: VideoDecoder, number: int) -> Any:
+        raise RuntimeError(f"{text}\nand more")
+
+    monkeypatch.setattr(VideoDecoder, "get_frame_at", fail)
+    reader = FrameReader(video_index([path]), local_packets([path]), DecodeOptions(1, "nvdec", cache_bytes=0))
+    with pytest.raises(error, match=f"torchcodec says: {text}"):
+        reader.read(np.zeros(1, np.int64), np.zeros(1, np.int64), np.empty((1, 48, 64, 3), np.uint8))
 
 
 def test_capabilities_have_the_drivers_layout() -> None:
