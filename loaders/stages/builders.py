@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from gear_data.loaders.batch_iterator import BatchIterator
 from gear_data.loaders.builders.batch import BatchBuilder, BuiltBatch, RankRows
@@ -30,6 +32,7 @@ class StageBuilders:
         stage = stages.newest
         self.group = stage.batches.group(rows)
         self._current = stage, stage.batches.builder(rows, self.group)
+        self._device = _current_device()
         # The builder before the current one: a thread may still need it.
         self._previous: tuple[Stage, BatchBuilder] | None = None
 
@@ -53,7 +56,8 @@ class StageBuilders:
         stage = self._stages.at(step)
         if self._previous is not None and self._previous[0] is stage:
             return self._previous
-        found = stage, stage.batches.builder(self._rows, self.group)
+        with _on_device(self._device):
+            found = stage, stage.batches.builder(self._rows, self.group)
         self._previous, self._current = self._current, found
         return found
 
@@ -64,6 +68,21 @@ class StageBuilders:
             return builder.build(steps)
         split = next(place for place, step in enumerate(steps) if step >= end)
         return [*builder.build(steps[:split]), *self.build(steps[split:])]
+
+
+def _current_device() -> int | None:
+    """Returns torch's current CUDA device; None: torch does not use CUDA in this process."""
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_initialized() else None
+
+
+def _on_device(device: int | None) -> AbstractContextManager[object]:
+    """Makes a CUDA device current in this thread. A thread of a prefetcher begins with device 0."""
+    if device is None:
+        return nullcontext()
+    import torch
+
+    return torch.cuda.device(device)
 
 
 def make_iterator(
