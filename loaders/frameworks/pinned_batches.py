@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from gear_data.errors import HostMemoryError
+from gear_data.errors import DeviceError, HostMemoryError
 from gear_data.loaders.builders.batch import Batch
 from gear_data.loaders.frameworks.torch_tensors import to_device
 from gear_data.loaders.video.planar_frames import PlanarFrames
@@ -26,12 +26,20 @@ def pinned_memory(size: int) -> npt.NDArray[np.uint8]:
 
     Raises:
         HostMemoryError: this machine cannot pin as much memory.
+        DeviceError: CUDA fails for another reason.
     """
     try:
         memory: npt.NDArray[np.uint8] = torch.empty(size, dtype=torch.uint8, pin_memory=True).numpy()
     except RuntimeError as error:
+        reason = str(error).partition("\n")[0]
+        if "out of memory" not in reason:
+            raise DeviceError(
+                f"memory for batches is not pinned: {reason}",
+                hint="a forked child cannot use CUDA if its parent does: start processes by spawn; otherwise run "
+                "`gear-data doctor`",
+            ) from error
         raise HostMemoryError(
-            f"{size:,} bytes of pinned memory are needed for batches: {str(error).splitlines()[0]}",
+            f"{size:,} bytes of pinned memory are needed for batches: {reason}",
             hint="give a smaller batch_size or prefetch, or ExecutionOptions(pin_memory=False)",
         ) from error
     return memory

@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from gear_data import SequenceLoader
-from gear_data.errors import HostMemoryError
+from gear_data.errors import DeviceError, HostMemoryError
+from gear_data.loaders.frameworks.pinned_batches import pinned_memory
 from tests.support.cuda.streams import CONSUMER, ORDERS, Streams
 from tests.support.cuda.torch_stand_in import TorchStandIn, patch_torch
 from tests.support.feed.arguments import grouped
@@ -118,3 +119,12 @@ def test_too_little_memory_is_a_typed_error(dataset, gpu):
     gpu.left = 100
     with pytest.raises(HostMemoryError, match="pinned memory are needed for batches: CUDA error: out of memory"):
         next(iter(SequenceLoader(dataset, **grouped(device="cuda", backend="cpu", **OPTIONS))))
+
+
+def test_another_error_of_cuda_is_no_lack_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*size: Any, **options: Any) -> torch.Tensor:
+        raise RuntimeError("Cannot re-initialize CUDA in forked subprocess.\nand more")
+
+    monkeypatch.setattr(torch, "empty", refuse)
+    with pytest.raises(DeviceError, match=r"not pinned: Cannot re-initialize CUDA in forked subprocess\.\n.*spawn"):
+        pinned_memory(100)
