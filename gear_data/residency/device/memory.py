@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +15,7 @@ from gear_data.errors import DeviceMemoryError, HostMemoryError
 from gear_data.kernels.cuda.launcher import cuda_errors
 from gear_data.residency.available_memory import available_memory
 
+T = TypeVar("T")
 #: cudaHostAllocPortable: every device can read the memory.
 _PORTABLE = 1
 #: cudaMemcpyHostToDevice and cudaMemcpyDeviceToHost.
@@ -20,6 +24,34 @@ TO_DEVICE, TO_HOST = 1, 2
 PIECE_BYTES = 32 << 20
 #: The hint for too little host memory.
 _TIERED = "use ds.place(ds.residency_plan(...)): columns that do not fit stay on disk"
+
+
+def allocated(allocate: Callable[[], T]) -> T:
+    """Allocates device memory, if necessary after torch has given up the memory that it holds idle.
+
+    torch keeps memory of dead tensors for itself, often most of the device. The driver does not know that it is idle.
+
+    Args:
+        allocate: allocates.
+
+    Raises:
+        DeviceMemoryError: the device has too little memory.
+    """
+    try:
+        return allocate()
+    except DeviceMemoryError:
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            raise
+        with suppress(RuntimeError):  # another thread captures a graph
+            torch.cuda.empty_cache()
+    return allocate()
+
+
+def _device_memory(size: int, alignment: int) -> Any:
+    cupy = import_extra("cupy", "gpu")
+    with cuda_errors(f"{size:,} bytes of device memory"):
+        return cupy.cuda.Memory(max(1, size + alignment - 1))
 
 
 class DeviceBuffer:
@@ -43,9 +75,7 @@ class DeviceBuffer:
     """
 
     def __init__(self, size: int, alignment: int = 1) -> None:
-        cupy = import_extra("cupy", "gpu")
-        with cuda_errors(f"{size:,} bytes of device memory"):
-            self._memory = cupy.cuda.Memory(max(1, size + alignment - 1))
+        self._memory = allocated(lambda: _device_memory(size, alignment))
         self.address, self.size = -(-int(self._memory.ptr) // alignment) * alignment, size
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gear_data.common.file_lock import locked
 from gear_data.errors import DeviceError, DeviceMemoryError
-from gear_data.residency.device.memory import DeviceBuffer
+from gear_data.residency.device.memory import DeviceBuffer, allocated
 from gear_data.residency.device.virtual_memory import VirtualMemory, sharing_id
 from gear_data.residency.shared_memory_registry import registry_folder, remove_ended
 
@@ -59,7 +59,7 @@ def shared_device_memory(key: str, size: int, device: int, fill: Callable[[int],
             return own
         memory = _reach(folder, name, size, device)
         if memory is None:
-            memory = VirtualMemory(size, device)
+            memory = allocated(lambda: VirtualMemory(size, device))
             fill(memory.address)
             remove_ended(folder)
         try:

@@ -290,6 +290,22 @@ def test_pinned_memory_is_not_used_again_after_the_cpu_drew_windows(gpu: StandIn
     assert list((ctypes.c_int64 * 4).from_address(target.address)) == [0, 1, 2, 3]
 
 
+def test_torch_gives_up_memory_that_it_holds_idle(gpu: StandInGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    idle, memory = [1 << 30], gpu.cupy.cuda.Memory
+
+    def allocate(size: int) -> Any:
+        if idle:
+            raise gpu.cupy.cuda.memory.OutOfMemoryError(f"out of memory allocating {size} bytes")
+        return memory(size)
+
+    monkeypatch.setattr(gpu.cupy.cuda, "Memory", allocate)
+    with pytest.raises(DeviceMemoryError, match="8 bytes of device memory"):
+        DeviceBuffer(8)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", idle.clear)
+    assert DeviceBuffer(8).size == 8
+
+
 def test_too_little_device_memory(monkeypatch: pytest.MonkeyPatch, path: Path, libraries: Path) -> None:
     with stand_in(monkeypatch, libraries, order="all late", device_bytes=1000) as gpu:
         with pytest.raises(DeviceMemoryError, match="bytes of device memory") as error:
