@@ -63,11 +63,13 @@ class StageBuilders:
 
     def build(self, steps: Sequence[int]) -> list[BuiltBatch]:
         """Returns the batches of ascending steps; those of one stage are built together."""
-        builder, end = self.at(steps[0]), self._stages.at(steps[0]).end
-        if steps[-1] < end:
-            return builder.build(steps)
-        split = next(place for place, step in enumerate(steps) if step >= end)
-        return [*builder.build(steps[:split]), *self.build(steps[split:])]
+        # A thread that works on another device and returns to device 0 would make a context there, which takes memory.
+        with _on_device(self._device):
+            builder, end = self.at(steps[0]), self._stages.at(steps[0]).end
+            if steps[-1] < end:
+                return builder.build(steps)
+            split = next(place for place, step in enumerate(steps) if step >= end)
+            return [*builder.build(steps[:split]), *self.build(steps[split:])]
 
 
 def _current_device() -> int | None:

@@ -1,4 +1,4 @@
-"""The builders of an iteration are for one CUDA device, whichever thread makes them."""
+"""The builders of an iteration are for one CUDA device, and build there, whichever thread makes them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from gear_data.loaders.stages.builders import StageBuilders
 
 
-def test_a_later_builder_is_for_the_device_of_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_threads_use_the_device_of_the_first_builder(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA has a current device for each thread, which is device 0 at first."""
     local = threading.local()
     made: list[int] = []
@@ -34,7 +34,7 @@ def test_a_later_builder_is_for_the_device_of_the_first(monkeypatch: pytest.Monk
 
     def builder(rows: Any, group: int) -> object:
         made.append(current_device())
-        return object()
+        return SimpleNamespace(build=lambda steps: [current_device()])
 
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", current_device)
@@ -47,6 +47,7 @@ def test_a_later_builder_is_for_the_device_of_the_first(monkeypatch: pytest.Monk
     with Device(1):
         builders = StageBuilders(stages, rows, progress)
     with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(builders.build, [2]).result() == [1]
         thread.submit(builders.at, 7).result()
-        assert thread.submit(current_device).result() == 0
+        assert thread.submit(builders.build, [4, 7]).result() == [1, 1]
     assert made == [1, 1]
