@@ -453,7 +453,8 @@ class Dataset(DatasetCore):
             EpisodeIndexError: the dataset or view has no episode of an id.
             InvalidArgumentError: the table has more or fewer rows, an id twice, or no facts; a column has the name of
                 one that every episode table has; the dataset grows, or other nodes serve it.
-            UnsupportedColumnError: an episode table cannot have values of a type.
+            UnsupportedColumnError: an episode table cannot have values of a type; or some episodes get values of
+                another kind than the other episodes have, such as numbers beside text.
         """
         from gear_data.dataset.editing.dataset import with_more_facts
 

@@ -13,12 +13,15 @@ from gear_data.dataset.core import DatasetCore
 from gear_data.error_text import shown
 from gear_data.errors import EpisodeIndexError, InvalidArgumentError, UnsupportedColumnError
 from gear_data.ingest.pipeline.names import is_storable
+from gear_data.ingest.sources.tables.to_numpy import is_list
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.episode_tables import EPISODE_SCHEMA, episode_metadata_names, with_plain_text
 
 _ID, _TASK = "episode_id", "task"
 #: Arrow's names of the index of a pandas frame that has no name. Rows that were filtered have one.
 _INDEX = re.compile(r"__index_level_\d+__")
+#: The kind at the beginning of the name of an Arrow type.
+_KIND = re.compile(r"(?:large_|fixed_size_)?([a-z]+)")
 
 
 def with_facts(dataset: DatasetCore, facts: Any) -> tuple[pa.Table, list[str]]:
@@ -121,13 +124,46 @@ def _merged(name: str, values: pa.Array, before: pa.ChunkedArray | None, index: 
         raise InvalidArgumentError(f"must be text, not {values.type}", column=name)
     if before is None or before.null_count == len(before) or (index >= 0).all():
         return values.take(pa.array(index, mask=index < 0))
+    if values.null_count == len(values):
+        values = pa.nulls(len(values), before.type)
+    if not _is_of_kind(values.type, before.type):
+        raise _other_type(name, values.type, before.type, "the two are of different kinds")
     try:
         values = values.cast(before.type)
     except (pa.ArrowException, ValueError) as error:
-        raise UnsupportedColumnError(
-            f"has {before.type} values, and the new ones of some episodes are {values.type}: {error}",
-            column=name,
-            hint="give values of that type, or values for all episodes",
-        ) from error
+        raise _other_type(name, values.type, before.type, error) from error
     old = before.combine_chunks()
     return pa.concat_arrays([old, values]).take(pa.array(np.where(index < 0, np.arange(len(old)), index + len(old))))
+
+
+def _other_type(name: str, new: pa.DataType, old: pa.DataType, reason: object) -> UnsupportedColumnError:
+    return UnsupportedColumnError(
+        f"has {old} values, and the new ones of some episodes are {new}: {reason}",
+        column=name,
+        hint="give values of that type, or values for all episodes",
+    )
+
+
+def _is_of_kind(new: pa.DataType, old: pa.DataType) -> bool:
+    """Returns whether the values of two types are of one kind, in other widths or units.
+
+    Casts between kinds change values: Arrow makes 2 to true, numbers to text, and text to numbers.
+    """
+    if new == old or pa.types.is_null(new):
+        return True
+    if is_list(new) and is_list(old):
+        return _is_of_kind(new.value_type, old.value_type)
+    if pa.types.is_struct(new) and pa.types.is_struct(old):
+        fields = {field.name: field.type for field in old}
+        return all(field.name in fields and _is_of_kind(field.type, fields[field.name]) for field in new)
+    if pa.types.is_timestamp(new) and pa.types.is_timestamp(old):
+        return (new.tz is None) == (old.tz is None)
+    return _kind(new) == _kind(old)
+
+
+def _kind(type_: pa.DataType) -> str:
+    if pa.types.is_integer(type_) or pa.types.is_floating(type_):
+        return "number"
+    # The name of the type without its width and unit: "string" of large_string, "time" of time64[us].
+    found = _KIND.match(str(type_))
+    return str(type_) if found is None else found[1]

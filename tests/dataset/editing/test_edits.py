@@ -352,6 +352,34 @@ def test_a_fact_that_no_episode_has_takes_any_type(source: list[dict[str, Any]],
     assert edited.episodes["grade"].to_list() == [{3: [1.5], 1: [2.5]}.get(number) for number in range(len(ds))]
 
 
+@pytest.mark.parametrize(("before", "new", "found"), [
+    (0.5, 1, 1.0),
+    (1, 2.0, 2),
+    ("a", "b", "b"),
+    (True, None, None),
+    ("a", None, None),
+    (["a"], [], []),
+    ([1.5], [2], [2.0]),
+])  # fmt: skip
+def test_facts_of_some_episodes_get_the_type_of_the_fact(
+    before: Any, new: Any, found: Any, whole: gear_data.Dataset
+) -> None:
+    edited = whole.with_facts({"label": [before] * len(whole)}).with_facts({"episode_id": [3], "label": [new]})
+    assert edited.episodes["label"].to_list() == [before] * 3 + [found] + [before] * (len(whole) - 4)
+
+
+@pytest.mark.parametrize(("before", "new"), [
+    (True, 2), (True, 1), (True, "true"), (1, True), (1, "7"), (0.5, "7"), ("a", 7), ("a", True), (["a"], [7]),
+    ({"a": 1}, {"a": "1"}), ({"a": 1}, {"a": 1, "b": 2}), (np.datetime64("2026-01-01", "us"), 7),
+])  # fmt: skip
+def test_facts_of_another_kind_are_refused(before: Any, new: Any, whole: gear_data.Dataset) -> None:
+    """Casts of Arrow would make 2 to true, and 7 to a text."""
+    labelled = whole.with_facts({"label": [before] * len(whole)})
+    with pytest.raises(UnsupportedColumnError, match=r"different kinds"):
+        labelled.with_facts({"episode_id": [3], "label": [new]})
+    assert labelled.with_facts({"label": [new] * len(whole)}).episodes["label"].to_list() == [new] * len(whole)
+
+
 def test_facts_of_a_view(whole: gear_data.Dataset) -> None:
     view = whole[10:13]
     assert view.with_facts({"label": ["a", "b", "c"]}).episodes["label"].to_list() == ["a", "b", "c"]
