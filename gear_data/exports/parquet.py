@@ -17,8 +17,8 @@ from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blo
 from gear_data.exports.metadata import final_observations
 from gear_data.exports.nested import nested_episodes, nested_finals, nested_values
 from gear_data.exports.table_writer import TableWriter
-from gear_data.ingest.sources.tables.episode_columns import FACT_MARK, needs_mark
 from gear_data.storage.episode_block import offsets_of
+from gear_data.storage.episode_tables import fact_field
 
 
 def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
@@ -96,9 +96,6 @@ def _episode_table(dataset: Dataset, first: int, last: int) -> tuple[pa.Table, i
     metadata = episode_metadata(dataset, first, last)
     facts = {name: values for name, values in metadata.items() if name not in columns}
     fields = [pa.field(name, values.type) for name, values in columns.items()]
-    fields += [
-        pa.field(name, values.type, metadata=FACT_MARK if needs_mark(values.type) else None)
-        for name, values in facts.items()
-    ]
+    fields += [fact_field(name, values.type) for name, values in facts.items()]
     columns.update(facts)
     return pa.table(list(columns.values()), schema=pa.schema(fields)), int(offsets[-1])

@@ -35,6 +35,9 @@ _ONE_TYPE = "give all its values one type in the source"
 _RESTORE = "restore the table, or convert again"
 #: The column of the step mask, and the mode in the metadata of its schema.
 _WORDS, _MODE = pa.field("words", pa.uint64(), nullable=False), b"gear.mode"
+#: Metadata of an Arrow field that is a fact about the episode. A list without the mark holds steps. The export to
+#: Parquet and `to_hf` mark facts that are lists or bytes.
+FACT_MARK = {b"gear_data": b"fact"}
 #: Number of ids checked at once.
 _IDS_AT_ONCE = 1 << 16
 #: Type of text columns whose values repeat.
@@ -390,6 +393,17 @@ def join_episode_tables(tables: Sequence[pa.Table]) -> pa.Table:
             field = pa.field(name, encoded.type, nullable=table.schema.field(name).nullable)
             table = table.set_column(index, field, encoded)
     return table
+
+
+def needs_mark(type_: pa.DataType) -> bool:
+    """Returns whether a fact of a type is read only with the `FACT_MARK`: nested values, and bytes."""
+    is_bytes = pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
+    return bool(pa.types.is_nested(type_) or is_bytes)
+
+
+def fact_field(name: str, type_: pa.DataType) -> pa.Field:
+    """Returns the field of a fact in a table with a row per episode, with the `FACT_MARK` if it needs the mark."""
+    return pa.field(name, type_, metadata=FACT_MARK if needs_mark(type_) else None)
 
 
 def episode_metadata_names(names: Sequence[str], schema: Schema) -> list[str]:

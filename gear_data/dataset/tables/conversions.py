@@ -16,12 +16,13 @@ from gear_data.common.extras import import_datasets
 from gear_data.dataset.core import DatasetCore
 from gear_data.dataset.polars_threads import check_polars_threads
 from gear_data.dataset.stores.store import DatasetStore
-from gear_data.dataset.tables.metadata import episode_metadata
+from gear_data.dataset.tables.metadata import episode_metadata, metadata_names
 from gear_data.dataset.tables.step_arrays import over, slices, step_arrays
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.schema import ColumnSpec
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.episode_block import offsets_of
+from gear_data.storage.episode_tables import fact_field
 from gear_data.words import Rows
 
 if TYPE_CHECKING:
@@ -80,6 +81,7 @@ def to_arrow(dataset: DatasetCore, columns: Sequence[str] | None, rows: str) -> 
     specs = schema.columns if columns is None else [schema.columns[schema.index(name)] for name in columns]
     ids = np.arange(dataset.num_episodes) if dataset.view.rows is None else dataset.view.rows
     make = _step_columns if rows == "steps" else _episode_columns
+    facts = metadata_names(dataset) if rows == "episodes" else []
     found: dict[str, pa.ChunkedArray] = {}
     for name, chunks in make(dataset, store, specs, ids):
         if name in found:
@@ -87,7 +89,9 @@ def to_arrow(dataset: DatasetCore, columns: Sequence[str] | None, rows: str) -> 
                 "is the name of two columns of the table", column=name, hint="choose other columns with columns="
             )
         found[name] = pa.chunked_array(chunks)
-    return pa.table(found)
+    # `convert` reads lists without the mark as steps.
+    fields = [(fact_field if name in facts else pa.field)(name, values.type) for name, values in found.items()]
+    return pa.table(list(found.values()), schema=pa.schema(fields))
 
 
 _Columns = Iterator[tuple[str, list[pa.Array]]]

@@ -89,6 +89,19 @@ def test_episodes_are_those_of_the_parquet_export(mixed: gear_data.Dataset, tmp_
     assert found.to_list() == exported["train"].to_list()
 
 
+def test_facts_that_are_lists_stay_facts(mixed: gear_data.Dataset, tmp_path: Path) -> None:
+    """Without a mark, `convert` would read the lists as steps, and refuse the bytes."""
+    tags = [[f"tag {number}"] * (number % 3 + 1) for number in range(len(mixed))]
+    blobs = [bytes([number]) for number in range(len(mixed))]
+    hf = mixed.with_facts({"tags": tags, "blob": blobs}).to_hf(["actions", "rewards"], rows="episodes")
+    gear_data.convert(hf, tmp_path / "again", format="episode-rows", progress=False)
+    again = gear_data.open(tmp_path / "again")
+    assert again.episodes["tags"].to_list() == tags
+    assert again.episodes["blob"].to_list() == blobs
+    assert again.episodes["length"].equals(mixed.episodes["length"])
+    assert "tags" not in again.schema
+
+
 def test_dtypes_and_shapes(mixed: gear_data.Dataset) -> None:
     schema = mixed.to_polars().schema
     assert schema["observations.image"] == pl.Array(pl.UInt8, (2, 4, 3))

@@ -17,9 +17,9 @@ import xxhash
 import gear_data
 from gear_data import Mixture, SequenceLoader
 from gear_data.errors import InvalidArgumentError, UnknownNameError, UnsupportedColumnError
-from gear_data.ingest.sources.tables.episode_columns import FACT_MARK
 from gear_data.kernels import cpu
 from gear_data.loaders.presets.registry import PRESETS
+from gear_data.storage.episode_tables import FACT_MARK
 from tests.support.feed.arguments import grouped
 from tests.support.feed.data import locomotion, nested
 

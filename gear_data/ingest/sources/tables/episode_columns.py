@@ -23,10 +23,8 @@ from gear_data.ingest.sources.tables.to_numpy import (
     variable_dtype,
 )
 from gear_data.schema import VARIABLE_TYPES, ColumnSpec
+from gear_data.storage.episode_tables import FACT_MARK, needs_mark
 
-#: Metadata of an Arrow field that is a fact about the episode. A list without the mark holds steps. The export to
-#: Parquet marks facts that are lists.
-FACT_MARK = {b"gear_data": b"fact"}
 _FINAL = "final_"
 _FINAL_OBSERVATION = "final_observations"
 _HEAD_ROWS = 64
@@ -68,12 +66,6 @@ class ColumnRoles:
     def sources(self) -> list[str]:
         """Source names of all columns."""
         return [*self.lists, *self.finals, *self.facts, *self.flags]
-
-
-def needs_mark(type_: pa.DataType) -> bool:
-    """Returns whether a fact of a type is read only with the `FACT_MARK`: nested values, and bytes."""
-    is_bytes = pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_)
-    return bool(pa.types.is_nested(type_) or is_bytes)
 
 
 def marked_facts(schema: pa.Schema) -> frozenset[str]:
