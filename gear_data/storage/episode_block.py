@@ -56,7 +56,7 @@ class EpisodeBlock:
         finals: name -> the final observations of the has_final.sum() episodes that have one. Datasets cannot store
             those of variable length: `gear_data.ingest.pipeline.stored_columns` drops them.
         has_final: bool [n].
-        metadata: name -> n values that the source stores per episode.
+        metadata: name -> n values that the source stores per episode. An Arrow array keeps its type.
         videos: name of a video -> the frames of the episodes.
         video_times: name of a video -> the same as a source knows them. Conversion turns them into `videos`.
         source_rows: number of source rows in the block, for progress.

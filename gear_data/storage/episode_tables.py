@@ -130,7 +130,7 @@ def episode_returns(block: EpisodeBlock) -> pa.Array:
 
 def _metadata_array(name: str, items: Sequence[Any], block: EpisodeBlock) -> pa.Array:
     try:
-        array = pa.array(items)
+        array = items if isinstance(items, pa.Array) else pa.array(items)
     except _NO_TYPE as error:
         # Finds the first episode whose value does not fit the type of all values before it.
         episode = bisect_left(range(1, len(items)), True, key=lambda count: not _has_type(items[:count]))

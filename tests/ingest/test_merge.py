@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import gear_data
@@ -353,6 +354,21 @@ def test_different_columns_are_united(
     monkeypatch.setattr(recomputation, "_TOLERANCE", 0.0)
     verified = gear_data.verify(tmp_path / "out", deep=True)
     assert verified.ok, verified
+
+
+def test_facts_of_united_datasets_keep_their_types(differing: tuple[Path, Path], tmp_path: Path) -> None:
+    times = [1_700_000_000_123_456_789 + number for number in range(9)]
+    facts = pa.table({
+        "recorded": pa.array(times, pa.timestamp("ns")),
+        "level": pa.array(range(9), pa.int8()),
+        "score": pa.array([0.1] * 9, pa.float32()),
+    })  # fmt: skip
+    gear_data.open(differing[0]).with_facts(facts).save(tmp_path / "dated", progress=False)
+    assert gear_data.merge([tmp_path / "dated", differing[1]], tmp_path / "out", progress=False).linked == 0
+    table = gear_data.open(tmp_path / "out").episode_table
+    for name in facts.column_names:
+        assert table.column(name).slice(0, 9).equals(facts.column(name)), name
+        assert table.column(name).slice(9).null_count == 9
 
 
 def test_a_united_dataset_is_merged_again(differing: tuple[Path, Path], tmp_path: Path) -> None:

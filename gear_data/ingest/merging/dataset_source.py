@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+
 from gear_data.ingest.findings.dataset_checks import lasting_findings
 from gear_data.ingest.findings.log import FindingLog
 from gear_data.ingest.merging.dataset_cameras import read_index, source_of_videos, video_times
@@ -15,7 +17,7 @@ from gear_data.ingest.sources.arrays.blocks import episode_runs
 from gear_data.schema import ColumnSpec
 from gear_data.storage.dataset_files import open_files
 from gear_data.storage.episode_block import EpisodeBlock, Position, Values
-from gear_data.storage.episode_tables import episode_metadata_names
+from gear_data.storage.episode_tables import episode_metadata_names, with_plain_text
 from gear_data.storage.verify import episode_block, read_shard
 
 #: Name of the format. It is never recognised: only `merge` reads datasets.
@@ -101,12 +103,19 @@ class DatasetSource:
             rows=episodes.column("start").to_numpy(),
             videos={},
             video_times=times,
-            metadata={name: episodes.column(name).to_pylist() for name in self._facts},
+            metadata=_facts(episodes, self._facts),
         )
         bytes_per_step = max(1, shard.bytes // shard.steps)
         for begin, end in episode_runs(block.lengths, bytes_per_step, _BLOCK_BYTES):
             piece = block.slice(begin, end)
             yield replace(piece, source_rows=int(piece.lengths.sum()))
+
+
+def _facts(episodes: pa.Table, names: Sequence[str]) -> dict[str, Sequence[Any]]:
+    """Returns facts with their types. Values of Python have no int8, no float32, and no nanoseconds."""
+    plain = with_plain_text(episodes)
+    facts: dict[str, Sequence[Any]] = {name: plain.column(name).combine_chunks() for name in names}
+    return {**facts, "task": episodes.column("task").to_pylist()}
 
 
 def _plain(values: Values, column: ColumnSpec) -> Values:
