@@ -33,6 +33,8 @@ _MAGIC = re.compile(r"[*?]")
 _LAST_NUMBER = re.compile(r"(\d{1,18})(?!.*\d)")
 #: The key of `resume_state` that counts episodes.
 _COUNT = "video_column_episodes"
+#: The key of the number of the first episode.
+_FIRST = "video_column_first"
 
 
 def add_video_columns(
@@ -100,13 +102,15 @@ class _Camera:
         name: the name of its column.
         files: its files, in natural order.
         by_data_file: name of a data file -> index of its video; None if episodes are counted.
-        by_number: number of an episode -> index of its video; None if names have no numbers.
+        by_number: number in a name -> index of the video; None if names have no numbers.
+        from_one: whether episodes are counted and the numbers are 1, 2, ... The episodes may be numbered from 0.
     """
 
     name: str
     files: tuple[SourceFile, ...]
     by_data_file: Mapping[str, int] | None
     by_number: Mapping[int, int] | None
+    from_one: bool
 
 
 def _camera(name: str, files: tuple[SourceFile, ...], location: Location, suffixes: Sequence[str]) -> _Camera:
@@ -119,9 +123,8 @@ def _camera(name: str, files: tuple[SourceFile, ...], location: Location, suffix
             by_data_file = {file.name: i for i, file in enumerate(data)}
         elif numbers.keys() == data_numbers.keys():
             by_data_file = {data[i].name: numbers[number] for number, i in data_numbers.items()}
-    if numbers is not None and min(numbers) == 1 and max(numbers) == len(numbers):
-        numbers = {number - 1: i for number, i in numbers.items()}  # counted from 1
-    return _Camera(name, files, by_data_file, numbers)
+    from_one = by_data_file is None and numbers is not None and min(numbers) == 1 and max(numbers) == len(numbers)
+    return _Camera(name, files, by_data_file, numbers, from_one)
 
 
 def _numbers(files: Sequence[SourceFile]) -> dict[int, int] | None:
@@ -145,6 +148,7 @@ class WithVideoColumns(MappedSource):
         self._cameras = cameras
         self._counts = any(camera.by_data_file is None for camera in cameras)
         self._left_out = 0
+        self._first_episode: int | None = None
         videos = source_videos(source)
         self._first = {}
         files, declared = [*videos.files], [*videos.declared]
@@ -163,15 +167,20 @@ class WithVideoColumns(MappedSource):
         self._left_out = self._bad_episodes()
         position: Position | None = None
         before = count = int(self.resume_state.get(_COUNT, 0))
+        self._first_episode = self.resume_state.get(_FIRST)
         for block in self._source.blocks(start, stop):
             if position != block.position:
                 position, before = block.position, count
             number = before + block.first
             if self._counts and len(block):
                 self._check_none_left_out(block)
+            if self._first_episode is None and len(block):
+                self._first_episode = _episode_number(block, 0, number)
             times = {camera.name: self._times(camera, block, number) for camera in self._cameras}
             # The source may replace the state when it begins or ends.
             self.resume_state[_COUNT] = count = number + len(block)
+            if any(camera.from_one for camera in self._cameras):
+                self.resume_state[_FIRST] = self._first_episode
             yield replace(block, video_times={**block.video_times, **times})
         for camera in self._cameras if stop == END else ():
             if camera.by_data_file is None and camera.by_number is None and count != len(camera.files):
@@ -202,6 +211,16 @@ class WithVideoColumns(MappedSource):
             hint="give one video for each episode, or put the number of the episode into the videos' names",
         )
 
+    def _unclear_numbers(self, camera: _Camera, block: EpisodeBlock, episode: int) -> CorruptSourceError:
+        return CorruptSourceError(
+            f"the videos are numbered from 1, and the first episode that can be read is {self._first_episode}, so that "
+            "it is not clear whether the episodes are numbered from 0 or from 1",
+            file=block.sources[episode],
+            column=camera.name,
+            row=int(block.rows[episode]),
+            hint="number the episodes and the videos from 0, or repair the source",
+        )
+
     def _times(self, camera: _Camera, block: EpisodeBlock, number: int) -> VideoTimes:
         """Returns the videos of a block that begins with the episode `number`."""
         indices, names = [], []
@@ -223,7 +242,11 @@ class WithVideoColumns(MappedSource):
             return camera.by_data_file[source], source
         if camera.by_number is not None:
             episode = _episode_number(block, i, number)
-            return camera.by_number.get(episode), f"the video of episode {episode}"
+            from_zero = self._first_episode == 0
+            if camera.from_one and not from_zero and (episode == 0 or self._bad_episodes() > self._left_out):
+                raise self._unclear_numbers(camera, block, i)
+            in_name = episode + int(camera.from_one and from_zero)
+            return camera.by_number.get(in_name), f"the video of episode {episode}"
         if number >= len(camera.files):
             raise self._wrong_count(camera, f"the source has more than {number} episodes")
         return number, str(number)

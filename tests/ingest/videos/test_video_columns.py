@@ -99,6 +99,23 @@ def test_episodes_of_one_table_are_counted(base: int, sources: Any, rollouts: An
     assert videos_of(open_(str(folder), f"{folder}/c*/*.mp4"))[3] is not None
 
 
+def test_episodes_that_are_numbered_from_1_have_the_videos_of_their_numbers(
+    sources: Any, rollouts: Any, tmp_path: Path
+) -> None:
+    def numbered(name: str, ids: Sequence[int]) -> EpisodeSource:
+        numbers = np.repeat(ids, [len(rollout) for rollout in rollouts[: len(ids)]])
+        some = [rollout.columns for rollout in rollouts[: len(ids)]]
+        sources.write_parquet(tmp_path / name / "steps.parquet", sources.step_table(some, episode_index=numbers))
+        add_videos(tmp_path / name, *(f"cam/{n + 1}.mp4" for n in range(len(ids))))
+        return open_(str(tmp_path / name), "cam/*.mp4")
+
+    assert videos_of(numbered("same", [1, 2, 3])) == ["cam/1.mp4", "cam/2.mp4", "cam/3.mp4"]
+    assert videos_of(numbered("from 0", [0, 1, 2])) == ["cam/1.mp4", "cam/2.mp4", "cam/3.mp4"]
+    assert videos_of(numbered("any order", [2, 3, 1])) == ["cam/2.mp4", "cam/3.mp4", "cam/1.mp4"]
+    with pytest.raises(CorruptSourceError, match="not clear whether the episodes are numbered from 0"):
+        videos_of(numbered("unclear", [2, 0, 1]))
+
+
 def test_counted_episodes_are_one_unit_and_resume(
     sources: Any, rollouts: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,21 @@ def _table(videos: int, *, bad: bool = False) -> Callable[[Path], Path]:
     return make
 
 
+def _numbered(first: int) -> Callable[[Path], Path]:
+    """Returns a maker of the episodes 2, 0 and 1, and of three videos that are numbered from `first` on."""
+
+    def make(folder: Path) -> Path:
+        rows = [{"episode": (2, 0, 1)[i // 6], "observations": [float(i)], "actions": 0.5} for i in range(18)]
+        jsonl(*rows)(folder)
+        for video in folder.glob("*.mp4"):
+            video.unlink()
+        for i in range(3):
+            write_video(folder / f"{first + i}.mp4", moving_bar(6, 24, 32))
+        return folder
+
+    return make
+
+
 def _same_video_twice(videos: Path) -> None:
     shutil.copy(videos / "episode_000000.mp4", videos / "episode_0.mp4")
 
@@ -241,6 +256,10 @@ VIDEOS: dict[str, Advice | Scene] = {
     "a video for two episodes": Advice(
         _table(2), CorruptSourceError, "give one video for each episode", refused=_TOP,
         source=_table(3), steps=18, arguments=_TOP,
+    ),
+    "videos from 1 of episodes in any order": Advice(
+        _numbered(1), CorruptSourceError, "number the episodes and the videos from 0", refused=_TOP,
+        source=_numbered(0), steps=18, arguments=_TOP,
     ),
     "videos in order, and a malformed episode: repaired": Advice(
         _table(3, bad=True), CorruptSourceError, "repair the source",
