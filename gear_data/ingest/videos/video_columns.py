@@ -11,6 +11,7 @@ If the names of videos have numbers, these count: 0, 1, 3 has no video for the e
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,10 +19,10 @@ from pathlib import PurePosixPath
 
 import numpy as np
 
-from gear_data.common.paths import is_remote
+from gear_data.common.paths import is_remote, plain_path
 from gear_data.errors import CorruptSourceError, InvalidArgumentError
 from gear_data.ingest.findings.video_files import DeclaredVideo
-from gear_data.ingest.location import Location, SourceFile, locate
+from gear_data.ingest.location import Location, SourceFile, locate_files
 from gear_data.ingest.pipeline.columns import EPISODE_COLUMNS
 from gear_data.ingest.pipeline.mapped_source import MappedSource
 from gear_data.ingest.source import EpisodeSource, SourceVideos, Unit, source_videos
@@ -76,17 +77,22 @@ def find_files(location: Location, pattern: str) -> tuple[SourceFile, ...]:
         magic = _MAGIC.search(pattern)
         cut = pattern.rindex("/", 0, magic.start() if magic else len(pattern))
         folder, rest = pattern[:cut] or "/", pattern[cut + 1 :]
-        files = locate(folder, None, follow_links=True).files
+        files = locate_files(plain_path(folder), follow_links=True).files
     elif location.folder:
         files = location.files
     elif location.files:
-        files = locate(location.name.rpartition("/")[0] or ".", None, follow_links=True).files
+        files = locate_files(os.path.dirname(location.name) or ".", follow_links=True).files
     else:
         raise InvalidArgumentError(
             f"the pattern {pattern!r} has no folder to begin at: the source is in memory", hint="give a whole path"
         )
     matches = re.compile(_regex(rest)).fullmatch
-    return tuple(file for file in files if matches(file.name))
+    found = tuple(file for file in files if matches(file.name))
+    if not found and files is location.files and (is_remote(location.name) or os.path.isdir(location.name)):
+        # The location of one split has only the tables of the split.
+        files = locate_files(location.name, follow_links=True).files
+        found = tuple(file for file in files if matches(file.name))
+    return found
 
 
 def _regex(pattern: str) -> str:

@@ -134,6 +134,16 @@ def test_counted_episodes_are_one_unit_and_resume(
     assert videos_of(again, block.position) == whole[len(whole) - len(block) - block.first :]
 
 
+def test_videos_beside_tables_of_several_splits(sources: Any, rollouts: Any, tmp_path: Path) -> None:
+    for split in ("train", "test"):
+        sources.write_steps(tmp_path / f"{split}.parquet", rollouts[:3])
+    names = [f"cam/{number}.mp4" for number in range(3)]
+    add_videos(tmp_path, *names)
+    assert videos_of(open_(str(tmp_path / "train.parquet"), "cam/*.mp4")) == names
+    chosen = SourceOptions(videos=VideoStorage(cameras={TOP: "cam/*.mp4"}))
+    assert videos_of(ConversionSpec(str(tmp_path), "train", "auto", chosen, keep_encoded=False).open()[0]) == names
+
+
 def test_a_gap_in_the_numbers_is_a_missing_video(sources: Any, rollouts: Any, tmp_path: Path) -> None:
     folder = table(sources, tmp_path / "s", rollouts[:4])
     add_videos(folder, "0.mp4", "1.mp4", "3.mp4")
