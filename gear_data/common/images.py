@@ -130,6 +130,9 @@ def kind_of(image: PIL.Image.Image) -> ImageKind:
         raise UnsupportedImage("has several frames")
     if image.mode not in _LOSSLESS:
         raise UnsupportedImage(f"has Pillow's mode '{image.mode}', which does not fit uint8 channels without a loss")
+    # Pillow reads PNGs of 16 bits per colour as their upper 8 bits. The tiles say what the file has.
+    if any(str(tile[3]).endswith(";16B") for tile in getattr(image, "tile", ())):
+        raise UnsupportedImage("has 16 bits per channel, which do not fit uint8 channels without a loss")
     if "transparency" in image.info:
         raise UnsupportedImage("has a transparent colour, which does not fit uint8 channels")
     return ImageKind(image.height, image.width, _LOSSLESS[image.mode])

@@ -230,6 +230,7 @@ def _see_through(pixels: Pixels) -> bytes:
         (lambda image: b"none", "step 1 is not an image"),
         (lambda image: b"", "step 1 is not an image"),
         (_sixteen_bits, "step 1 has Pillow's mode 'I;16'"),
+        (lambda image: _claiming(6, 4, bits=16), "step 1 has 16 bits per channel"),
         (_animated, "step 1 has several frames"),
         (_see_through, "step 1 has a transparent colour"),
         (lambda image: encode_image(image, "JPEG", mode="CMYK"), "step 1 has Pillow's mode 'CMYK'"),
@@ -272,9 +273,9 @@ def _flipped(image: bytes) -> bytes:
     return image[:50] + b"\xff" + image[51:]
 
 
-def _claiming(width: int, height: int) -> bytes:
-    """Returns a PNG of a few bytes that claims a large size."""
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+def _claiming(width: int, height: int, bits: int = 8) -> bytes:
+    """Returns a PNG of a few bytes that claims to have RGB pixels of a size."""
+    header = struct.pack(">IIBBBBB", width, height, bits, 2, 0, 0, 0)
 
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
