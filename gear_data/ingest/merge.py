@@ -26,7 +26,7 @@ from gear_data.ingest.merging.linked_dataset import MergeReport, report_fields, 
 from gear_data.ingest.several.cameras import check_frame_sizes, united_cameras
 from gear_data.ingest.several.embodiments import EMBODIMENT
 from gear_data.ingest.several.parts import SourcePart
-from gear_data.ingest.several.sequence import common_metadata
+from gear_data.ingest.several.sequence import common_metadata, differing_subtasks
 from gear_data.ingest.several.united import united_columns, with_masks
 from gear_data.ingest.source import SourceOptions
 from gear_data.ingest.videos.storage_options import KEEP, LINK, VideoStorage
@@ -192,6 +192,8 @@ def _findings(inputs: Sequence[MergeInput], episodes: pa.Table) -> FindingLog:
         for finding in item.manifest.findings:
             if finding["code"] != DUPLICATE:
                 findings.add(Finding(**finding))
+    if (differing := differing_subtasks([item.manifest.provenance.get("metadata") for item in inputs])) is not None:
+        findings.add(differing)
     files = episodes.column("source")
     check_dataset(findings, {}, content_bytes(episodes), 0, lambda i: (str(files[i].as_py()), None))
     return findings

@@ -72,6 +72,8 @@ class SourceSequence:
             self._take_findings(source)
         for name, columns in named:
             self._report_missing(name, {column.name for column in columns})
+        if (finding := differing_subtasks([source.metadata for source in sources])) is not None:
+            self.findings.add(finding)
 
     @property
     def columns(self) -> tuple[ColumnSpec, ...]:
@@ -217,6 +219,18 @@ def common_metadata(first: Any, second: Any) -> dict[str, Any]:
         for name, value in first.items()
         if not name.startswith("total_") and name in second and second[name] == value
     }
+
+
+def differing_subtasks(metadata: Sequence[Any]) -> Finding | None:
+    """Returns the finding about sources with other texts of subtasks; None if all have the same texts, or none has."""
+    first, *others = (each.get("subtasks") if isinstance(each, Mapping) else None for each in metadata)
+    if all(each == first for each in others):
+        return None
+    message = (
+        "the sources have other texts for the numbers of subtasks; the metadata of all together has no texts, nor has "
+        "an export to LeRobot"
+    )
+    return Finding("metadata-disagrees", message, column="subtask_index")
 
 
 def _shifted(position: Position, index: int) -> Position:

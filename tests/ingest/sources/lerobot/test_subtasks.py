@@ -107,6 +107,17 @@ def test_an_export_has_the_subtasks(tmp_path: Path) -> None:
     assert again.manifest.fingerprint == ds.manifest.fingerprint
 
 
+def test_a_merge_says_that_texts_differ(tmp_path: Path) -> None:
+    for name, texts in (("a", _TEXTS), ("same", _TEXTS), ("linked", _TEXTS[::-1])):
+        _convert(_write(tmp_path / f"{name}-source", texts=texts), tmp_path / name)
+    gear_data.open(tmp_path / "linked").drop("task_index").save(tmp_path / "rewritten", progress=False)
+    for name in ("same", "linked", "rewritten"):
+        report = gear_data.merge([tmp_path / "a", tmp_path / name], tmp_path / f"a-{name}", progress=False)
+        said = any("other texts for the numbers of subtasks" in line for line in report.warnings)
+        texts = gear_data.open(tmp_path / f"a-{name}").manifest.provenance["metadata"].get("subtasks")
+        assert (said, texts is None) == ((False, False) if name == "same" else (True, True))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
