@@ -14,5 +14,8 @@ NOT_FOLLOWED: dict[str, tuple[str, ...]] = {
         "if it ran out of memory, use fewer workers (--jobs, jobs=); continue with --resume (resume=True)",
     ),
     "It needs a cluster of Ray in which a task dies.": ("repair the cluster and continue with --resume (resume=True)",),
+    "It needs RAY_ADDRESS: tests/ingest/engine/test_ray_cluster.py has a wrong one.": (
+        "set RAY_ADDRESS to the address of a running cluster, or leave it out for one on this machine",
+    ),
     "A guard: no source of gear-data's own formats reaches it.": ("convert the column to one type and shape first",),
 }
