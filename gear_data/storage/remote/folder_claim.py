@@ -18,11 +18,13 @@ from dataclasses import asdict
 from typing import Protocol
 
 from gear_data.errors import DestinationExistsError, GearError
-from gear_data.storage.writing.folder_lock import FolderLock, in_use, parse_holder, this_process
+from gear_data.storage.writing.folder_lock import FolderLock, LockHolder, in_use, parse_holder, this_process
 
 _POLL_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
+#: The claims that this process makes or holds.
+_own: set[str] = set()
 
 
 class ClaimStore(Protocol):
@@ -58,16 +60,20 @@ def folder_claim(store: ClaimStore, file: str, *, hint: str, wait: bool = False)
         RemoteError: the server cannot be reached.
     """
     claim = json.dumps({**asdict(this_process()), "token": uuid.uuid4().hex})
-    _acquire(store, file, claim, hint, wait)
-    held = FolderLock((), lambda: _check(store, file, claim))
+    _own.add(claim)
     try:
-        yield held
+        _acquire(store, file, claim, hint, wait)
+        held = FolderLock((), lambda: _check(store, file, claim))
+        try:
+            yield held
+        finally:
+            with suppress(GearError, OSError):  # the error of the block is the one to report
+                if os.getpid() == held.pid and _read(store, file) == claim:
+                    folder = file.rpartition("/")[0]
+                    # Servers with real folders would keep an empty one.
+                    store.remove(folder if store.files(folder) == [file] else file)
     finally:
-        with suppress(GearError, OSError):  # the error of the block is the one to report
-            if os.getpid() == held.pid and _read(store, file) == claim:
-                folder = file.rpartition("/")[0]
-                # Servers with real folders would keep an empty one.
-                store.remove(folder if store.files(folder) == [file] else file)
+        _own.discard(claim)
 
 
 def _acquire(store: ClaimStore, file: str, claim: str, hint: str, wait: bool) -> None:
@@ -81,7 +87,7 @@ def _acquire(store: ClaimStore, file: str, claim: str, hint: str, wait: bool) ->
                 raise in_use(
                     store.name, holder, f"{hint}; if that process has ended, --resume (resume=True) takes its place"
                 )
-            if holder is not None and holder.is_here and not ended:
+            if holder is not None and _may_run_here(holder, found):
                 if not announced:
                     _log.warning("%s: waiting for another process that is writing here: %s", store.name, holder)
                     announced = True
@@ -98,6 +104,13 @@ def _acquire(store: ClaimStore, file: str, claim: str, hint: str, wait: bool) ->
             return
         if now is None and failure is not None:
             raise failure
+
+
+def _may_run_here(holder: LockHolder, claim: str) -> bool:
+    """Returns whether the holder of a claim may be a running process of this machine."""
+    # A restarted container often gives a process the name and the number of the killed one.
+    is_earlier = holder.pid == os.getpid() and claim not in _own
+    return holder.is_here and not is_earlier and not holder.has_ended()
 
 
 def _check(store: ClaimStore, file: str, claim: str) -> None:

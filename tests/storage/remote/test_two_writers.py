@@ -105,6 +105,17 @@ def test_the_claim_of_a_killed_process(url: str, two: list[Path], tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["memory"])
+def test_the_claim_of_a_killed_process_with_the_number_of_this_one(url: str, two: list[Path], tmp_path: Path) -> None:
+    """As in a container that was restarted. It waited for itself."""
+    claim = {"pid": os.getpid(), "host": os.uname().nodename, "since": "yesterday", "token": "of the killed one"}
+    ObjectStore(url).create(LOCK, json.dumps(claim))
+    with pytest.raises(DestinationExistsError, match=r"resume=True\) takes its place"):
+        gear_data.convert(two[0], url)
+    gear_data.convert(two[0], url, resume=True)
+    _is_whole(url, two[0], tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["memory"])
 def test_the_claim_of_another_machine(url: str, two: list[Path], tmp_path: Path) -> None:
     store = ObjectStore(url)
     store.create(LOCK, json.dumps({"pid": 1, "host": "elsewhere", "since": "yesterday"}))
