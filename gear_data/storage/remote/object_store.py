@@ -164,6 +164,9 @@ class ObjectStore:
             return {}
 
     def remove(self, file: str) -> None:
+        if _is_pattern(self._resolve(file)[1]):
+            self._remove_each([*self.files(file), *([] if self.size(file) is None else [file])])
+            return
         with suppress(FileNotFoundError):
             self._call(file, "be removed", lambda filesystem, path: filesystem.rm(path, recursive=True), MANY)
 
@@ -172,10 +175,16 @@ class ObjectStore:
 
     def remove_all(self, files: Sequence[str]) -> None:
         """Removes the files that exist. One request removes some thousand objects."""
-        if files:
+        paths = {file: self._resolve(file)[1] for file in files}
+        self._remove_each([file for file, path in paths.items() if _is_pattern(path)])
+        if plain := [path for path in paths.values() if not _is_pattern(path)]:
             with suppress(FileNotFoundError):
-                paths = [self._resolve(file)[1] for file in files]
-                self._call("", "be cleared", lambda filesystem, _: filesystem.rm(paths), MANY)
+                self._call("", "be cleared", lambda filesystem, _: filesystem.rm(plain), MANY)
+
+    def _remove_each(self, files: Sequence[str]) -> None:
+        for file in files:
+            with suppress(FileNotFoundError):
+                self._call(file, "be removed", lambda filesystem, path: filesystem.rm_file(path))
 
     @contextmanager
     def locked(self, folder: str, wait: bool = False) -> Iterator[FolderLock]:
@@ -234,3 +243,8 @@ class ObjectStore:
         # Only the folder's URL is parsed. In a file's URL, "::" from its name would point to another place.
         filesystem, root = filesystem_of(self.name)
         return filesystem, join(root, file)
+
+
+def _is_pattern(path: str) -> bool:
+    """Returns whether fsspec's `rm` takes a path for a pattern, which may name files of other folders."""
+    return any(sign in path for sign in "*?[")

@@ -104,3 +104,22 @@ def test_a_name_with_a_second_url_is_one_file(memory_url: str, tmp_path: Path) -
     secret.write_bytes(b"secret")
     with pytest.raises(FileNotFoundError):
         ObjectStore(memory_url).read(f"x::file://{secret}")
+
+
+@pytest.mark.parametrize("kind", ["memory", "s3"])
+def test_a_folder_whose_name_looks_like_a_pattern(kind: str, request: pytest.FixtureRequest) -> None:
+    """Its files are removed, and not those of the folder that the pattern would match."""
+    url = request.getfixturevalue(f"{kind}_url")
+    named, other = ObjectStore(f"{url}/run[1]"), ObjectStore(f"{url}/run1")
+    files = ["a/b", "a/c", "d", "e", "f"]
+    for store in (named, other):
+        for file in files:
+            with store.writing(file) as path:
+                path.write_bytes(b"data")
+    assert named.files() == files
+    named.remove("a")
+    named.remove("d")
+    named.remove("nothing")
+    assert named.files() == ["e", "f"]
+    named.remove_all(["e", "f", "nothing"])
+    assert (named.files(), other.files()) == ([], files)
