@@ -212,9 +212,13 @@ class JournalFolder:
         Raises:
             CorruptSourceError: a journal cannot be read.
         """
-        waiting = [journal for file in self.ended() if not is_published(journal := read_journal(file), int(file.stem))]
-        records = ((journal, record) for journal in waiting for record in (*journal.records, *journal.lost))
-        return sum(not is_converted(journal, record.number) for journal, record in records)
+        waiting = 0
+        for file in self.ended():  # one at a time: a journal that was read keeps its file open
+            journal = read_journal(file)
+            if not is_published(journal, int(file.stem)):
+                records = (*journal.records, *journal.lost)
+                waiting += sum(not is_converted(journal, record.number) for record in records)
+        return waiting
 
     def remove(self, journal: Path) -> None:
         """Removes a journal, after its episodes are in the dataset.

@@ -60,10 +60,11 @@ def remove_unnamed(folder: Path, journals: Iterable[Path]) -> int:
     """
     found = set(folder.glob(f"{VIDEOS}/*/*"))
     if found:
-        contents = [read_journal(journal) for journal in journals]
-        if any(each.damaged or each.lost for each in contents):
-            return 0
-        found -= {folder / file for each in contents for file in _videos(each)}
+        for journal in journals:
+            contents = read_journal(journal)
+            if contents.damaged or contents.lost:
+                return 0
+            found -= {folder / file for file in _videos(contents)}
         remove_videos(folder, found)
     return len(found)
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
 import time
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,6 +16,7 @@ import s3fs
 
 import gear_data
 from gear_data.cli import main
+from gear_data.common import retry
 from gear_data.errors import (
     DatasetNotFoundError,
     DatasetReplacedError,
@@ -27,10 +30,11 @@ from gear_data.growing.object_store import generations, retirement
 from gear_data.growing.object_store.bucket import Bucket
 from gear_data.growing.object_store.mirror import Mirror
 from gear_data.recording import journal_folder
+from gear_data.recording.object_store import publisher
 from gear_data.recording.object_store.local_journals import journal_base
 from gear_data.recording.record import record_episodes
 from gear_data.storage.journal.quarantine import entries
-from gear_data.storage.journal.reading import read_journal
+from gear_data.storage.journal.reading import Journal, read_journal
 from gear_data.storage.journal.writing import new_series
 from tests.support.s3.recordings import add_episodes, check_dataset, numbers_in, objects
 from tests.support.s3.server import CONDITIONS, S3Server
@@ -296,6 +300,43 @@ def test_a_server_that_is_away(url: str, server: S3Server, tmp_path: Path) -> No
     server.reset()
     writer.close()
     assert numbers_in(gear_data.open(url)) == [0, 1]
+
+
+def test_many_journals_after_an_outage_are_open_one_at_a_time(
+    url: str, server: S3Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All at once, they would be more files than a process may open, and no later upload would succeed."""
+    counts = []
+
+    def counted(file: Path) -> Journal:
+        gc.collect()
+        counts.append(open_journals())
+        return read_journal(file)
+
+    writer = gear_data.Writer(url)
+    add_episodes(writer, [0])
+    server.fault = lambda method, path: (500, False)
+    monkeypatch.setattr(retry, "MAX_ATTEMPTS", 1)
+    for number in range(1, 7):
+        with pytest.raises(RemoteError):
+            writer.flush()
+        add_episodes(writer, [number])
+    server.reset()
+    monkeypatch.setattr(publisher, "read_journal", counted)
+    monkeypatch.setattr(journal_folder, "read_journal", counted)
+    assert writer._sink._publisher.num_waiting() == 6  # type: ignore[attr-defined]
+    writer.close()
+    assert numbers_in(gear_data.open(url)) == list(range(7))
+    assert len(counts) >= 12 and max(counts) <= 1
+
+
+def open_journals() -> int:
+    """Returns the number of journals that this process has open."""
+    found = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # of the listing itself
+            found += str(descriptor.readlink()).endswith(".arrows")
+    return found
 
 
 def test_flushed_episodes_outlive_the_machine(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
