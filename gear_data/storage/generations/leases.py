@@ -11,7 +11,6 @@ from __future__ import annotations
 import fcntl
 import os
 import weakref
-from contextlib import suppress
 from pathlib import Path
 
 from gear_data.common.file_lock import remove_unlocked
@@ -39,14 +38,18 @@ class Lease:
 
 
 def take_lease(path: Path) -> Lease | None:
-    """Returns a lease of a manifest; None if the file is missing."""
+    """Returns a lease of a manifest; None if the file is missing, or another process is removing it."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
     lease = Lease(path, descriptor)
-    with suppress(OSError):  # a file system without locks
+    try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return None  # only who removes it locks it so: without the lock, the lease would keep nothing
+    except OSError:
+        pass  # a file system without locks
     # The publisher may have removed the file before this process had the lock.
     return lease if lease.is_current() else None
 
