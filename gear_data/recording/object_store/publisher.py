@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
 import xxhash
 
-from gear_data.errors import DatasetReplacedError, GearError
+from gear_data.errors import DatasetReplacedError, GearError, RemoteError
 from gear_data.growing.added_journals import SealedJournal
 from gear_data.growing.next_generation import growth_of
 from gear_data.growing.object_store.bucket import Bucket
@@ -227,9 +228,14 @@ def _acceptance(bucket: Bucket, manifest: Manifest | None) -> Acceptance:
     if manifest is None:
         return Acceptance(bucket.url, None, None)
     entry = manifest.tables["episodes"]
+    table = None
     try:
         with bucket.objects.reader(entry.file, entry.bytes) as file:
-            table = pa.ipc.open_file(pa.py_buffer(file.read())).read_all()
-    except (FileNotFoundError, pa.ArrowInvalid):
-        table = None  # another process replaced it; or the publication says what is wrong
+            data = file.read()
+    except RemoteError as error:
+        if not isinstance(error.__cause__, FileNotFoundError):
+            raise  # else another process replaced it, or the publication says what is missing
+    else:
+        with suppress(pa.ArrowException, OSError):  # the publication says what is wrong
+            table = pa.ipc.open_file(pa.py_buffer(data)).read_all()
     return Acceptance(bucket.url, manifest, table)

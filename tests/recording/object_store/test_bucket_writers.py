@@ -339,6 +339,24 @@ def open_journals() -> int:
     return found
 
 
+def test_a_missing_episode_table(url: str) -> None:
+    """Another process may have replaced it. Episodes are taken; the publication says what is missing."""
+    with gear_data.Writer(url) as writer:
+        add_episodes(writer, [0])
+    store = s3fs.S3FileSystem()
+    [table] = [file for file in objects(url) if file.startswith("tables/episodes-")]
+    path = f"{url.removeprefix('s3://')}/{table}"
+    data = store.cat(path)
+    store.rm(path)
+    writer = gear_data.Writer(url)
+    add_episodes(writer, [1])
+    with pytest.raises(RemoteError, match="a file is missing"):
+        writer.seal()
+    store.pipe(path, data)
+    writer.close()
+    assert numbers_in(gear_data.open(url)) == [0, 1]
+
+
 def test_flushed_episodes_outlive_the_machine(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The journals of the machine are lost; a Writer of another machine publishes what was flushed."""
     lost = gear_data.Writer(url)
