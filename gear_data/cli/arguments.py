@@ -6,14 +6,15 @@ import argparse
 import json
 import math
 import re
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
 
 import gear_data
 from gear_data.common.typed_json import parse_yaml
 from gear_data.errors import GearError, InvalidArgumentError
 
 Command = Callable[[argparse.Namespace], int]
+_Value = TypeVar("_Value")
 
 #: Most numbers that an option names, such as ids of episodes. A list of them fits in memory.
 _MOST_NUMBERS = 1 << 24
@@ -147,6 +148,20 @@ def pair(form: str) -> Callable[[str], tuple[str, str]]:
 
 #: Parses 'OLD=NEW' to ('OLD', 'NEW').
 renaming = pair("OLD=NEW")
+
+
+def once(pairs: Iterable[tuple[str, _Value]], option: str) -> dict[str, _Value]:
+    """Returns the pairs of an option that is given for each name, as a mapping.
+
+    Raises:
+        InvalidArgumentError: a name is given twice, of which only one value could count.
+    """
+    found: dict[str, _Value] = {}
+    for name, value in pairs:
+        if name in found:
+            raise InvalidArgumentError(f"{option} names {name!r} twice", hint="name it once")
+        found[name] = value
+    return found
 
 
 def stacking(text: str) -> tuple[str, list[str]]:

@@ -13,6 +13,7 @@ from gear_data.cli.arguments import (
     is_mixture,
     names,
     numbers,
+    once,
     open_mixture_facts,
     pair,
     print_json,
@@ -130,13 +131,15 @@ def _source_options(options: argparse.Namespace, **videos: Any) -> dict[str, Any
     )
     return {
         **{name: getattr(options, name) for name in names},
-        "rename": dict(options.rename),
-        "stack": dict(options.stack),
+        "rename": once(options.rename, "--rename"),
+        "stack": once(options.stack, "--stack"),
         "episodes": gear_data.EpisodeBoundaries(**{name: getattr(options, name) for name in boundaries}),
         "tables": gear_data.TableOptions(
-            dtype=dict(options.dtype), fill_null=dict(options.fill_null), header=options.header
+            dtype=once(options.dtype, "--dtype"),
+            fill_null=once(options.fill_null, "--fill-null"),
+            header=options.header,
         ),
-        "videos": gear_data.VideoStorage(cameras=dict(options.video_column), **videos),
+        "videos": gear_data.VideoStorage(cameras=once(options.video_column, "--video-column"), **videos),
     }
 
 

@@ -16,6 +16,7 @@ from gear_data.cli.arguments import (
     filter_steps,
     left_out,
     names,
+    once,
     open_dataset,
     pair,
     print_json,
@@ -88,7 +89,7 @@ def _filter(options: argparse.Namespace) -> int:
         view = whole.filter(options.where)
         dropped.append(_dropped(f"where not {options.where}", whole, view))
     if options.drop_outliers:
-        limits = dict(options.drop_outliers)
+        limits = once(options.drop_outliers, "--drop-outliers")
         for name, limit in limits.items():
             dropped.append(_dropped(f"outliers of {name}, limit {limit:g}", view, view.drop_outliers({name: limit})))
         view = view.drop_outliers(limits)

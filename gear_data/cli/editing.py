@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import gear_data
-from gear_data.cli.arguments import add_command, add_dataset, names, numbers, renaming
+from gear_data.cli.arguments import add_command, add_dataset, names, numbers, once, renaming
 from gear_data.cli.curation import add_output, save_view
 from gear_data.common.paths import is_remote
 from gear_data.errors import InvalidArgumentError
@@ -54,7 +54,7 @@ def _edit(options: argparse.Namespace) -> int:
         raise InvalidArgumentError("nothing to edit", hint=hint)
     dataset = gear_data.open(options.dataset, convert=options.convert)
     if options.rename:
-        dataset = dataset.rename(_once(options.rename, "--rename"))
+        dataset = dataset.rename(once(options.rename, "--rename"))
     for name, values in options.add_column:
         dataset = dataset.with_column(name, _array(values) if values.endswith(_ARRAY) else values)
     if options.drop:
@@ -69,14 +69,6 @@ def _edit(options: argparse.Namespace) -> int:
         ids = range(len(dataset)) if known is None else known.tolist()
         dataset = dataset.select([position for position, episode in enumerate(ids) if episode not in gone])
     return save_view(options, dataset, [])
-
-
-def _once(pairs: list[tuple[str, str]], option: str) -> dict[str, str]:
-    """Returns pairs as a mapping."""
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise InvalidArgumentError(f"{option} names a column twice", hint="name each column once")
-    return found
 
 
 def _array(file: str) -> Any:

@@ -41,6 +41,29 @@ def test_convert_options_reach_the_conversion(
     assert "observations" in gear_data.open(tmp_path / "out").schema
 
 
+@pytest.mark.parametrize("command", ["convert", "lint"])
+@pytest.mark.parametrize(
+    ("option", "values"),
+    [
+        ("--rename", ("actions=a", "actions=b")),
+        ("--stack", ("all=observations", "all=actions")),
+        ("--dtype", ("actions=float32", "actions=float64")),
+        ("--fill-null", ("rewards=0", "rewards=1")),
+        ("--video-column", ("front=a/*.mp4", "front=b/*.mp4")),
+    ],
+)
+def test_an_option_names_a_column_once(
+    command: str, option: str, values: tuple[str, str], sources: Any, rollouts: list[Any], tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The first value would be lost."""
+    places = [sources.write_episodes(tmp_path / "source.parquet", rollouts), tmp_path / "out"]
+    given = [word for value in values for word in (option, value)]
+    assert main([command, *map(str, places[: 1 + (command == "convert")]), *given]) == 2
+    assert f"{option} names '{values[0].partition('=')[0]}' twice" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_convert_prints_format_and_findings(
     sources: Any, rollouts: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -62,6 +62,13 @@ def test_filter_needs_a_condition(path: Path, tmp_path: Path) -> None:
         main(["filter", str(path), str(tmp_path / "out"), "--drop-outliers", "return"])
 
 
+def test_filter_takes_one_limit_of_a_column(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    limits = ["--drop-outliers", "return:1.5", "--drop-outliers", "return:9"]
+    assert main(["filter", str(path), str(tmp_path / "out"), *limits]) == 2
+    assert "--drop-outliers names 'return' twice" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_filter_drops_the_worst_fifth(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = _json(capsys, "filter", path, tmp_path / "out", "--where", "return > quantile(return, 0.2)")
     returns = gear_data.open(path).episodes["return"].to_numpy()
