@@ -38,6 +38,12 @@ _shard_numbers = numbers("numbers of shards", "0-7 or 0,3,5-9")
 _MOST_PARTS = 1 << 24
 #: Memory for episodes that are being received.
 _WRITE_MEMORY_BYTES = 1 << 30
+#: Options that count only without --writable, and only with it.
+_OF_READING = ("shards", "residency", "transport", "token_file", "keep")
+_OF_WRITING = (
+    "write_token_file", "max_episode", "publish_every", "max_writers", "max_steps", "max_bytes", "evict", "min_steps",
+    "samples_per_insert", "samples_error",
+)  # fmt: skip
 #: Seconds that a server waits for the end of running calls.
 _SHUTDOWN_SECONDS = 5.0
 
@@ -97,6 +103,7 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("--samples-per-insert", type=float, metavar="ROWS", help=help)
     help = "margin of --samples-per-insert, in rows"
     parser.add_argument("--samples-error", type=float, metavar="ROWS", help=help)
+    parser.set_defaults(defaults={name: parser.get_default(name) for name in (*_OF_READING, *_OF_WRITING)})
 
 
 def _shards(text: str) -> list[int] | ShardPart:
@@ -111,10 +118,20 @@ def _shards(text: str) -> list[int] | ShardPart:
     return _shard_numbers(text)
 
 
+def _given(options: argparse.Namespace, names: Sequence[str]) -> str:
+    """Returns the options of these names that have another value than without them; "" if there are none."""
+    given = (name for name in names if getattr(options, name) != options.defaults[name])
+    return ", ".join("--" + name.replace("_", "-") for name in given)
+
+
 def _rate_limit(options: argparse.Namespace) -> RateLimit | None:
     given = options.min_steps, options.samples_per_insert, options.samples_error
     if all(each is None for each in given):
         return None
+    if (options.samples_per_insert is None) != (options.samples_error is None):
+        raise InvalidArgumentError(
+            "--samples-per-insert and --samples-error belong together", hint="give both, or none of them"
+        )
     if options.publish_every is None:
         raise InvalidArgumentError(
             "--min-steps and --samples-per-insert need --publish-every",
@@ -181,6 +198,8 @@ def _serve_for_reading(options: argparse.Namespace) -> int:
     from gear_data.dataset.open import dataset_place
     from gear_data.storage.dataset_files import open_files
 
+    if given := _given(options, _OF_WRITING):
+        raise InvalidArgumentError(f"only with --writable: {given}", hint="give --writable, or leave them out")
     token = None if options.token_file is None else read_token(options.token_file)
     credentials = ServerCredentials.from_files(token, options.tls_cert, options.tls_key)
     # Checked before the shards are loaded, which may take long.
@@ -219,10 +238,10 @@ def _serve_for_writing(options: argparse.Namespace) -> int:
     from gear_data.recording.sealing import FolderPublisher
     from gear_data.recording.sinks.journal_sink import JournalSink
 
-    if options.shards is not None or options.token_file is not None:
+    if given := _given(options, _OF_READING):
         raise InvalidArgumentError(
-            "a server with --writable serves no shards: leave out --shards and --token-file",
-            hint="writers send the token of --write-token-file",
+            f"a server with --writable serves no shards: leave out {given}",
+            hint=None if options.token_file is None else "writers send the token of --write-token-file",
         )
     if options.convert is not None:
         raise InvalidArgumentError("--convert is for a source, and --writable takes episodes", hint="leave it out")

@@ -107,15 +107,26 @@ def test_options_that_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[
     for options, expected in (
         (["0.0.0.0:0"], "needs TLS and a token"),
         (["0.0.0.0:0", "--write-token-file", str(tmp_path / "token")], "needs TLS and a token"),
-        (["127.0.0.1:0", "--token-file", str(tmp_path / "token")], "leave out --shards and --token-file"),
+        (["127.0.0.1:0", "--token-file", str(tmp_path / "token")], "leave out --token-file"),
+        (["127.0.0.1:0", "--residency", "host", "--keep", "5"], "leave out --residency, --keep"),
         (["127.0.0.1:0", "--max-writers", "0"], "must be at least 1"),
         (["127.0.0.1:0", "--max-steps", "0"], "max_steps must be above 0, not 0"),
         (["127.0.0.1:0", "--min-steps", "5"], "need --publish-every"),
         (["127.0.0.1:0", "--publish-every", "1", "--samples-per-insert", "5"], "give both, or none"),
+        (["127.0.0.1:0", "--publish-every", "1", "--samples-error", "5"], "--samples-per-insert and --samples-error"),
     ):
         assert main([*command, *options]) == 2
         assert expected in capsys.readouterr().err
     assert not (tmp_path / "d").exists()
+
+
+def test_options_of_writers_need_writable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server without --writable would serve the dataset, and never publish or evict."""
+    with Writer(tmp_path / "d") as writer:
+        add(writer, 0)
+    options = ["--publish-every", "5", "--max-steps", "100"]
+    assert main(["serve", str(tmp_path / "d"), "--listen", "127.0.0.1:0", *options]) == 2
+    assert "only with --writable: --publish-every, --max-steps" in capsys.readouterr().err
 
 
 def test_a_url_is_no_folder_of_the_server(
