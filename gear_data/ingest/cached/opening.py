@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shlex
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -187,7 +188,8 @@ class _Entry:
         except (StorageFullError, UnwritableError) as error:
             way_out = "set $GEAR_DATA_CACHE (cache_dir=) to another folder"
             if isinstance(error, StorageFullError):
-                way_out = f"free some space, such as by 'gear-data cache prune --max-bytes 0'; or {way_out}"
+                prune = f"gear-data cache prune --max-bytes 0 --folder {shlex.quote(str(self._entries.parent))}"
+                way_out = f"free some space, such as by `{prune}`; or {way_out}"
             error.hint = f"the source is converted into the cache {self._entries.parent}: {way_out}"
             raise
 

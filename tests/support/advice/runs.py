@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -213,9 +214,11 @@ def with_other_steps(folder: Path) -> Any:
 
 
 def pruned(folder: Path) -> gear_data.Dataset:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GEAR_DATA_CACHE", str(folder / "cache"))
-        assert main(["cache", "prune", "--max-bytes", "0"]) == 0
+    """Runs the command of the hint: the cache is not the default one."""
+    with pytest.raises(StorageFullError) as error:
+        with_full_disk(folder)
+    command = shlex.split(str(error.value.hint).split("`")[1])
+    assert command[0] == "gear-data" and main(command[1:]) == 0
     return cached(folder)
 
 
@@ -379,7 +382,8 @@ RUNS: dict[str, Advice | Scene] = {
         lambda folder: gear_data.open(folder / "dataset", on_bad_shard="skip"), 6,
     ),
     "the cache, a full disk: space": Scene(
-        with_full_disk, StorageFullError, "free some space, such as by 'gear-data cache prune --max-bytes 0'", pruned
+        with_full_disk, StorageFullError, "free some space, such as by `gear-data cache prune --max-bytes 0 --folder ",
+        pruned,
     ),
     "the cache, a full disk: another folder": Scene(
         with_full_disk, StorageFullError, "set $GEAR_DATA_CACHE (cache_dir=) to another folder",
