@@ -25,6 +25,8 @@ _TOLERANCE = 1e-4
 _SCALED = "(--videos frames with --video-size scales all of them)"
 LEAVE_OUT = "leave such episodes out with --on-bad-episode skip, or leave the camera out with --columns"
 _SCALE = "scale all frames with --videos frames --video-size (videos=VideoStorage(mode='frames', size=...))"
+_RESTORE = "restore the file"
+_ENCODE = "restore the file, or encode the video again (ffmpeg -i OLD -c:v libx264 -g 2 NEW.mp4)"
 
 
 def indexed_source(source: EpisodeSource, store: FileStore, *, skip_bad: bool, one_size: bool = True) -> EpisodeSource:
@@ -82,7 +84,9 @@ class IndexedSource(MappedSource):
         for episode in range(len(piece)):
             for name, found in clips.items():
                 if (problem := found.problems[episode]) is not None:
-                    way = _SCALE if problem.endswith(_SCALED) else "restore the file"
+                    # A whole file may be unfit, too, such as one with two video streams.
+                    unfit = int(piece.video_times[name].file[episode]) in self.staged.problems
+                    way = _SCALE if problem.endswith(_SCALED) else _ENCODE if unfit else _RESTORE
                     self._report_bad(piece, episode, problem, names[name], f"{way}, {LEAVE_OUT}")
                     bad[episode] = True
                     break

@@ -21,7 +21,7 @@ from gear_data.video.indexing.entry_points import entry_test
 MAX_PIXELS = 8192 * 4320
 #: Remedies.
 _AGAIN = "copy or download the file again; --on-bad-episode skip leaves its episodes out"
-_ENCODE = "encode the video again (ffmpeg -i OLD -c:v libx264 -g 2 NEW.mp4), or use --videos frames"
+_ENCODE = "encode the video again (ffmpeg -i OLD -c:v libx264 -g 2 NEW.mp4)"
 
 
 def index_file(path: Path, file: str, contents: str = "") -> VideoFile:

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import av
+
 import gear_data
 from gear_data import VideoStorage
 from gear_data.errors import (
@@ -22,7 +24,7 @@ from tests.support.advice.places import convert, damaged, verified
 from tests.support.advice.rows import Advice, Scene, jsonl
 from tests.support.advice.runs import patched
 from tests.support.cameras.depth import KEY, QUANTISED, write_depth
-from tests.support.cameras.filmed import moving_bar, write_video
+from tests.support.cameras.filmed import FPS, moving_bar, write_video
 from tests.support.cameras.robots import FRONT, WRIST, write_robot
 from tests.support.rollouts import make_rollouts
 
@@ -123,6 +125,18 @@ def _numbered(first: int) -> Callable[[Path], Path]:
 
 def _same_video_twice(videos: Path) -> None:
     shutil.copy(videos / "episode_000000.mp4", videos / "episode_0.mp4")
+
+
+def _two_streams(videos: Path) -> None:
+    frames = moving_bar(len(ROLLOUTS[1]), 24, 32)
+    with av.open(str(videos / "episode_000001.mp4"), "w") as container:
+        streams = [container.add_stream("mpeg4", FPS) for _ in range(2)]
+        for stream in streams:
+            stream.height, stream.width, stream.pix_fmt = 24, 32, "yuv420p"
+        for stream in streams:
+            for frame in frames:
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+            container.mux(stream.encode())
 
 
 def _grown(folder: Path) -> Any:
@@ -252,6 +266,9 @@ VIDEOS: dict[str, Advice | Scene] = {
     "a video that is missing: without the camera": Advice(
         _robot(lambda videos: (videos / "episode_000001.mp4").unlink()), BadEpisodeError, "--columns",
         f"--columns {','.join(ROWS)}", steps=STEPS,
+    ),
+    "a video of two streams: encoded again": Advice(
+        _robot(_two_streams), BadEpisodeError, "or encode the video again (ffmpeg -i OLD", source=_whole, steps=STEPS,
     ),
     "a video for two episodes": Advice(
         _table(2), CorruptSourceError, "give one video for each episode", refused=_TOP,
