@@ -24,6 +24,7 @@ from gear_data.errors import GearError
 from gear_data.residency.shared_memory import Segment, create_segment, map_segment
 from gear_data.storage.atomic import write_text
 
+# Errors are logged as text: their tracebacks would keep memory.
 _log = logging.getLogger(__name__)
 
 
@@ -96,7 +97,7 @@ def find_or_create(segment: Segment, create: Callable[[], int]) -> int:
             holders = [holder for holder in _read(rows) if holder.is_alive()]
             elsewhere = any(path != rows for path in folder.glob(f"{key}-*.json"))
         except OSError as error:
-            _log.warning("shared memory is not shared with other processes: %s", error)
+            _log.warning("shared memory is not shared with other processes: %s", str(error))
             return create()
         descriptor = _reach(holders, segment)
         if descriptor is None:
@@ -113,7 +114,7 @@ def find_or_create(segment: Segment, create: Callable[[], int]) -> int:
             own = Holder(os.getpid(), _start_time(os.getpid()), descriptor, os.fstat(descriptor).st_ino)
             write_text(rows, json.dumps([astuple(holder) for holder in (*holders, own)]))
         except (GearError, OSError) as error:
-            _log.warning("shared memory is not shared with other processes: %s", error)
+            _log.warning("shared memory is not shared with other processes: %s", str(error))
         return descriptor
 
 
