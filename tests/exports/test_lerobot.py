@@ -139,6 +139,14 @@ def test_lerobot_images(sources: Any, tmp_path: Path) -> None:
     path = export_to(ds, tmp_path, "lerobot")
     info, rows = lerobot_rows(path, tmp_path / "cache")
     assert info["features"]["observation.image"]["shape"] == [5, 7, 3]
+    stats = json.loads((path / "meta/stats.json").read_text())
+    assert stats.keys() == info["features"].keys()
+    found = stats["observation.image"]
+    pixels = np.concatenate([np.asarray(Image.open(io.BytesIO(each))) for episode in images for each in episode]) / 255
+    assert found["count"] == [sum(map(len, rollouts))]  # fewer than the sample
+    for name in ("min", "max", "mean", "std"):
+        expected = getattr(pixels.reshape(-1, 3), name)(axis=0).reshape(3, 1, 1)
+        np.testing.assert_allclose(found[name], expected, atol=1e-12, err_msg=name)
     assert rows[0]["observation.image"].size == (7, 5)
     column = rows.cast_column("observation.image", datasets.Image(decode=False))["observation.image"]
     assert [each["bytes"] for each in column] == [each for episode in images for each in episode]
@@ -149,6 +157,38 @@ def test_lerobot_images(sources: Any, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedColumnError, match="images") as error:
         export_to(ds, tmp_path / "other", "lerobot")
     assert error.value.column == "infos.bytes"
+
+
+@pytest.mark.parametrize(("mode", "channels"), [("1", 1), ("L", 1), ("P", 1), ("RGBA", 4), ("I;16", 0)])
+def test_statistics_of_images_that_are_not_rgb(sources: Any, tmp_path: Path, mode: str, channels: int) -> None:
+    """Of pixels as LeRobot gets them; an image that it cannot read does not count."""
+    rng = np.random.default_rng(0)
+
+    def picture() -> Any:
+        if mode == "I;16":
+            return Image.fromarray(rng.integers(0, 1 << 16, (5, 7), dtype=np.uint16))
+        return Image.fromarray(rng.integers(0, 256, (5, 7, 3), dtype=np.uint8)).convert(mode)
+
+    rollouts = sources.make_rollouts(2)
+    pixels: list[Any] = []
+    columns: list[list[bytes]] = []
+    for rollout in rollouts:
+        columns.append([])
+        for _ in range(len(rollout)):
+            stream, image = io.BytesIO(), picture()
+            image.save(stream, "PNG")
+            columns[-1].append(stream.getvalue())
+            pixels.append(np.asarray(image) * (255 if mode == "1" else 1))
+    columns[-1][-1] = b"damaged"
+    images = pa.array(columns, pa.list_(pa.binary()))
+    ds = convert_rollouts(tmp_path, sources, rollouts, **{"observations.image": images})
+    stats = json.loads((export_to(ds, tmp_path, "lerobot") / "meta/stats.json").read_text())
+    if not channels:
+        assert "observation.image" not in stats
+        return
+    expected = np.stack(pixels[:-1]).reshape(-1, channels).mean(axis=0) / 255
+    np.testing.assert_allclose(stats["observation.image"]["mean"], expected.reshape(-1, 1, 1), atol=1e-12)
+    assert stats["observation.image"]["count"] == [len(pixels) - 1]
 
 
 def test_episodes_out_of_order_keep_their_final_observations(rollouts_path: Path, tmp_path: Path) -> None:

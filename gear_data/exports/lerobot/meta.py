@@ -107,7 +107,12 @@ def write_meta(
     fixed = [feature for feature in data.columns if not feature.spec.variable_length]
     all_statistics = {**{feature.name: dataset.statistics[feature.spec.name] for feature in fixed}, **data.statistics}
     statistics = {name: _stats(dataset, each) for name, each in all_statistics.items()}
-    statistics.update({camera.name: sampled_statistics(dataset, camera.spec) for camera in cameras})
+    # LeRobot's training needs statistics of each camera, also of those that are no videos.
+    pictures: list[Feature | VideoFeature] = [*cameras]
+    pictures += [feature for feature in data.columns if feature.declared["dtype"] == "image"]
+    for picture in pictures:
+        if values := sampled_statistics(dataset, picture.spec):
+            statistics[picture.name] = values
     _write_json(folder / "meta/stats.json", statistics)
     _write_texts(folder / "meta/tasks.parquet", tasks, TASK)
     if subtasks := _subtasks(dataset):
