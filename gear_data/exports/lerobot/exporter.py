@@ -14,14 +14,15 @@ import numpy.typing as npt
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.metadata import metadata_names
-from gear_data.errors import InvalidArgumentError
+from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.exports.destination import atomic_folder
 from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files, rename_hint
 from gear_data.exports.lerobot.data_files import DataFilesWriter
-from gear_data.exports.lerobot.features import TASK, features
+from gear_data.exports.lerobot.features import CLOCK, TASK, features
 from gear_data.exports.lerobot.meta import EPISODE_COLUMNS, DataFiles, write_meta
+from gear_data.exports.lerobot.videos.kept import TOLERANCE
 from gear_data.exports.lerobot.videos.video_writer import write_videos
-from gear_data.exports.metadata import source_metadata
+from gear_data.exports.metadata import episode_id, source_metadata
 
 
 def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
@@ -36,12 +37,14 @@ def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) 
     Raises:
         InvalidArgumentError: `fps` is neither given nor known from the source; `task_index` has impossible values; the
             codec does not take frames of this size.
-        UnsupportedColumnError: see `features`.
+        UnsupportedColumnError: see `features`; `timestamp` has other times than the frames of a camera.
         CorruptShardError: a video is damaged.
         MissingExtraError: videos are encoded, and PyAV is not installed.
     """
     fps = _fps(dataset, options)
     columns, cameras = features(dataset, videos=options.videos)
+    if cameras:
+        _check_clock(dataset, fps)
     tasks = _tasks(dataset)
     if tasks.numbers is not None:
         columns = [feature for feature in columns if feature.name != TASK]
@@ -70,6 +73,32 @@ def _fps(dataset: Dataset, options: ExportOptions) -> float:
             hint="give fps=30 (--fps 30)",
         )
     return int(fps) if float(fps).is_integer() else float(fps)
+
+
+def _check_clock(dataset: Dataset, fps: float) -> None:
+    """Checks that a column `timestamp` has the times of the frames of cameras.
+
+    Frame t of an episode is at t / fps. LeRobot looks for the frame at the step's `timestamp`.
+    """
+    if CLOCK not in dataset.schema:
+        return
+    for first, last in episode_blocks(dataset):
+        begins = np.repeat(dataset.offsets[first:last], dataset.lengths[first:last])
+        index = np.arange(dataset.offsets[first], dataset.offsets[last])
+        times, expected = dataset.steps(CLOCK, first, last).astype(np.float64), (index - begins) / fps
+        # A clock of float32 is rounded more in long episodes.
+        rounding = np.spacing(expected.astype(np.float32)).astype(np.float64)
+        wrong = np.flatnonzero(~(np.abs(times - expected) < TOLERANCE + rounding))
+        if len(wrong):
+            row = int(wrong[0])
+            episode = int(np.searchsorted(dataset.offsets, index[row], "right")) - 1
+            step, rename = index[row] - begins[row], rename_hint(CLOCK, "infos.timestamp")
+            raise UnsupportedColumnError(
+                f"step {step} of episode {episode_id(dataset, episode)} is at {times[row]:.6g} s, and its frames at "
+                f"{expected[row]:.6g} s with {fps:g} steps per second: LeRobot would not find them",
+                column=CLOCK,
+                hint=f"give the fps of these times; or {rename}: the export then has the times of the frames",
+            )
 
 
 @dataclass(frozen=True)

@@ -141,3 +141,35 @@ def test_the_command_writes_videos(
     assert f"videos/{KEY}/chunk-000/file-000.mp4" in report["files"]
     failed = run_json(capsys, "export", frames_dataset.path, tmp_path / "b", "--batches", "1", "--videos", status=2)
     assert "--videos does not apply to batches" in json.dumps(failed)
+
+
+@pytest.mark.parametrize("times", [lambda steps: 0.5 + steps / 10, lambda steps: steps / 20], ids=["later", "faster"])
+def test_times_of_other_frames_are_refused(times: Any, sources: Any, tmp_path: Path) -> None:
+    """LeRobot looks for the frames of a step at its time, from the episode's first frame on."""
+    rollouts = [
+        r.with_columns(**{COLUMN: moving_bar(len(r), 16, 32), "timestamp": times(np.arange(len(r)))})
+        for r in sources.make_rollouts(2, seed=2)
+    ]
+    ds = convert_rollouts(tmp_path, sources, rollouts, final=False)
+    options: dict[str, Any] = {"fps": 10, "videos": True, "video_codec": "h264"}
+    with pytest.raises(UnsupportedColumnError, match="LeRobot would not find them") as error:
+        gear_data.export(ds, tmp_path / "out", "lerobot", **options)
+    assert error.value.column == "timestamp"
+    assert not (tmp_path / "out").exists()
+    gear_data.export(ds, tmp_path / "rows", "lerobot", fps=10)
+    # As the hint says.
+    gear_data.export(ds.rename({"timestamp": "infos.timestamp"}), tmp_path / "renamed", "lerobot", **options)
+    table = pq.read_table(tmp_path / "renamed/data/chunk-000/file-000.parquet")
+    expected = np.concatenate([np.arange(len(r)) / 10 for r in rollouts])
+    np.testing.assert_allclose(table.column("timestamp").to_numpy(), expected, rtol=1e-6)
+
+
+def test_rounded_times_are_exported(sources: Any, tmp_path: Path) -> None:
+    rollouts = [
+        r.with_columns(**{COLUMN: moving_bar(len(r), 16, 32), "timestamp": (np.arange(len(r)) / 10).astype(np.float32)})
+        for r in sources.make_rollouts(2, seed=2)
+    ]
+    ds = convert_rollouts(tmp_path, sources, rollouts, final=False)
+    gear_data.export(ds, tmp_path / "out", "lerobot", fps=10, videos=True, video_codec="h264")
+    (file,) = (tmp_path / "out/data").rglob("*.parquet")
+    assert pq.read_table(file).column("timestamp").to_pylist() == ds.steps("timestamp", 0, 2).tolist()

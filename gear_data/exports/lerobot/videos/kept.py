@@ -16,7 +16,7 @@ from gear_data.errors import CorruptShardError
 from gear_data.video.file_index import KEY, VideoFile
 
 #: LeRobot's tolerance when it looks for the frame of a time, in seconds.
-_TOLERANCE = 1e-4
+TOLERANCE = 1e-4
 _COPY_BYTES = 32 << 20
 
 
@@ -82,7 +82,7 @@ def _in_order(video: VideoFile, first: int, length: int) -> bool:
 def _at_times(video: VideoFile, first: int, length: int, fps: float) -> bool:
     """Returns whether frame `first` + t is t / fps after frame `first`, for all t."""
     times: npt.NDArray[np.float64] = video.times[first : first + length]
-    return bool(np.abs(times - times[0] - np.arange(length) / fps).max() < _TOLERANCE)
+    return bool(np.abs(times - times[0] - np.arange(length) / fps).max() < TOLERANCE)
 
 
 def copy_video(videos: StoredVideos, number: int, path: Path) -> None:
