@@ -90,7 +90,7 @@ class LeRobotDataset(torch.utils.data.Dataset[Item]):
         InvalidArgumentError: an argument out of its range.
         UnknownNameError: `delta_timestamps` names no feature.
         CorruptSourceError: a file is damaged, or the episodes differ from those of the metadata.
-        UnsupportedColumnError: a depth camera is not quantised video.
+        UnsupportedColumnError: a depth camera is not quantised video, or images stay encoded.
         UnknownNameError: there is no such unit of depth.
         DatasetNotFoundError: a file is neither in the folder nor on the hub.
         RemoteError: the hub is asked for a file, and refuses or does not answer.

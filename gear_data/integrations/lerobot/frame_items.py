@@ -58,7 +58,8 @@ class FrameItems:
         InvalidArgumentError: the dataset is a view.
         UnknownNameError: `deltas` has a key that is no feature.
         MissingColumnError: the dataset has no column of a feature.
-        UnsupportedColumnError: a feature is depth that is not quantised video, or text with `deltas`.
+        UnsupportedColumnError: a feature is depth that is not quantised video, images that stay encoded, or text with
+            `deltas`.
     """
 
     def __init__(
@@ -248,4 +249,10 @@ def _spec(dataset: Dataset, specs: Mapping[str, ColumnSpec], key: str, feature: 
             "a depth camera that is not quantised video is not read as depth", column=key,
             hint="train on LeRobot's own class",
         )  # fmt: skip
+    if feature["dtype"] == "image" and specs[key].variable_length:
+        raise UnsupportedColumnError(
+            "its images stay encoded: they differ in size, have more than 8 bits, or keep_encoded=True said so",
+            column=key,
+            hint="convert LeRobot's folder without keep_encoded=True, or train on LeRobot's own class",
+        )
     return specs[key]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import io
 import json
 import pickle
 import runpy
@@ -18,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from PIL import Image
 
 import gear_data
 from gear_data.errors import (
@@ -36,6 +38,7 @@ from gear_data.video.depth import depth_values
 from tests.integrations.lerobot.conftest import Recorded
 from tests.support.cameras.depth import KEY, write_depth
 from tests.support.cameras.filmed import FPS
+from tests.support.exports import convert_rollouts
 
 FRONT, WRIST = "observation.images.front", "observation.images.wrist"
 DELTAS = {FRONT: [-3, 0], WRIST: [0], "action": [-1, 0, 1, 7], "frame_index": [-1, 0, 2], "next.reward": [0]}
@@ -237,6 +240,34 @@ def test_damaged_metadata(recorded: Recorded) -> None:
     dataset.meta.features[FRONT]["info"]["video.is_depth_map"] = True
     with pytest.raises(UnsupportedColumnError, match="depth"):
         type(dataset._items)(dataset._dataset, dataset.meta.features, {})
+
+
+@pytest.mark.parametrize("sizes", [[(5, 7), (6, 7)], [(5, 7)]], ids=["several", "one"])
+def test_images_that_stay_encoded(sizes: list[tuple[int, int]], sources: Any, tmp_path: Path) -> None:
+    rollouts, rng = sources.make_rollouts(3), np.random.default_rng(0)
+
+    def png(step: int) -> bytes:
+        stream = io.BytesIO()
+        Image.fromarray(rng.integers(0, 256, (*sizes[step % len(sizes)], 3), dtype=np.uint8)).save(stream, "PNG")
+        return stream.getvalue()
+
+    images = [[png(step) for step in range(len(rollout))] for rollout in rollouts]
+    column = pa.array(images, pa.list_(pa.binary()))
+    ds = convert_rollouts(tmp_path, sources, rollouts, **{"observations.image": column})
+    root = tmp_path / "robot"
+    gear_data.export(ds, root, "lerobot", fps=10, progress=False)
+    gear_data.convert(root, tmp_path / "kept", keep_encoded=True, progress=False)
+    given: list[Any] = [gear_data.open(tmp_path / "kept")]
+    if len(sizes) == 1:
+        pixels = np.asarray(Image.open(io.BytesIO(images[0][0]))).transpose(2, 0, 1)
+        found = LeRobotDataset("a/b", root)[0]["observation.image"].numpy()
+        np.testing.assert_array_equal(found, pixels.astype(np.float32) / np.float32(255))
+    else:
+        given.append(None)
+    for dataset in given:
+        with pytest.raises(UnsupportedColumnError, match="stay encoded") as error:
+            LeRobotDataset("a/b", root, dataset=dataset)
+        assert error.value.column == "observation.image"
 
 
 def test_a_damaged_file(recorded: Recorded, tmp_path: Path) -> None:

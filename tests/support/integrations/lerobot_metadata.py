@@ -28,7 +28,7 @@ class LeRobotDatasetMetadata:
         self.tasks = pd.read_parquet(self.root / "meta/tasks.parquet")
         self.episodes = pd.read_parquet(self.root / "meta/episodes").to_dict("list")
         self.camera_keys = [key for key, feature in self.features.items() if feature["dtype"] in ("video", "image")]
-        self.depth_keys = [key for key in self.camera_keys if self.features[key]["info"].get("is_depth_map")]
+        self.depth_keys = [key for key in self.camera_keys if self.features[key].get("info", {}).get("is_depth_map")]
         self.depth_unit_of_stats: str | None = None
         self.data_path, self.video_path = self.info["data_path"], self.info["video_path"]
 
