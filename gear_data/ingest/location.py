@@ -433,7 +433,7 @@ def _with_sizes(filesystem: Any, found: Mapping[str, Any], url: str) -> dict[str
 
 def _natural_order(file: SourceFile) -> list[Any]:
     """Returns a sort key that orders episode_2 before episode_10."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", file.name)]
+    return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", file.name)]
 
 
 def _choose_split(location: Location, split: str | None) -> Location:

@@ -70,6 +70,15 @@ def test_names_that_are_not_utf8(sources: Any, tmp_path: Path) -> None:
     assert gear_data.open(tmp_path / "out put #1").episodes["source"].to_list() == [odd.name] * 3
 
 
+def test_digits_that_are_no_numbers_in_names(sources: Any, tmp_path: Path) -> None:
+    """Python calls ² a digit, and cannot read it as a number."""
+    names = ["1²3.parquet", "2²3.parquet", "10²3.parquet"]
+    for name in names:
+        sources.write_episodes(tmp_path / "in" / name, sources.make_rollouts(1))
+    gear_data.convert(tmp_path / "in", tmp_path / "d")
+    assert gear_data.open(tmp_path / "d").episodes["source"].to_list() == names
+
+
 @pytest.mark.parametrize(
     ("place", "advice"), [("in/*.parquet", "patterns"), ("~/in", "expanduser"), ("in/no", "check the path")]
 )

@@ -186,7 +186,7 @@ class Container:
 def natural_order(text: str) -> list[tuple[int, int, str]]:
     """Returns a sort key that orders `demo_2` before `demo_10`."""
     parts = re.split(r"([0-9]+)", text)
-    return [(0, int(part), part) if part.isdigit() else (1, 0, part) for part in parts]
+    return [(0, int(part), part) if part.isdecimal() else (1, 0, part) for part in parts]
 
 
 def walk(tree: Tree, group: str = "") -> Iterator[TreeArray]:

@@ -22,6 +22,7 @@ from gear_data.errors import (
     UnknownNameError,
     UnsupportedColumnError,
 )
+from gear_data.ingest.sources.tree.view import natural_order
 from tests.support.makers.ideas import write_zarr
 
 LENGTHS = (3, 5, 2, 4)
@@ -50,6 +51,11 @@ MAPPING: dict[str, Any] = {
     "episodes": {"groups": "demo_*"},
     "columns": {"actions": "act", "observations": {"path": "obs", "role": "with-final"}},
 }
+
+
+def test_digits_that_are_no_numbers_in_names() -> None:
+    """Python calls ² a digit, and cannot read it as a number."""
+    assert sorted(["²", "a10²", "a2²3"], key=natural_order) == ["a2²3", "a10²", "²"]
 
 
 def convert(source: Path, tmp_path: Path, mapping: Any = MAPPING, **options: Any) -> gear_data.Dataset:
