@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,9 @@ _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF")
 #: Pillow mode of a file -> mode of `CHANNELS` that holds its pixels without loss. Other modes have more than 8 bits per
 #: channel, or colours outside RGB.
 _LOSSLESS = {"1": "L", "P": "RGB"} | {mode: mode for mode in CHANNELS}
+
+#: The end of a raw mode of Pillow with 16 bits per channel. `BGR;16` of BMP files has 16 bits per pixel.
+_16_BITS = re.compile(";16[BLN]")
 
 
 class UnreadableImage(Exception):
@@ -120,6 +124,14 @@ def open_image(encoded: bytes) -> Iterator[PIL.Image.Image]:
         raise UnreadableImage(f"is damaged: {error}") from error
 
 
+def has_16_bits(image: PIL.Image.Image) -> bool:
+    """Returns whether the file of an opened image has 16 bits per channel.
+
+    Pillow reads such PNG and TIFF files in colour as their upper 8 bits. The tiles say what the file has.
+    """
+    return any(_16_BITS.search(str(tile[3])) for tile in getattr(image, "tile", ()))
+
+
 def kind_of(image: PIL.Image.Image) -> ImageKind:
     """Returns the kind of an opened image.
 
@@ -130,8 +142,7 @@ def kind_of(image: PIL.Image.Image) -> ImageKind:
         raise UnsupportedImage("has several frames")
     if image.mode not in _LOSSLESS:
         raise UnsupportedImage(f"has Pillow's mode '{image.mode}', which does not fit uint8 channels without a loss")
-    # Pillow reads PNGs of 16 bits per colour as their upper 8 bits. The tiles say what the file has.
-    if any(str(tile[3]).endswith(";16B") for tile in getattr(image, "tile", ())):
+    if has_16_bits(image):
         raise UnsupportedImage("has 16 bits per channel, which do not fit uint8 channels without a loss")
     if "transparency" in image.info:
         raise UnsupportedImage("has a transparent colour, which does not fit uint8 channels")

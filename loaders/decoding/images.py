@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gear_data.common.extras import PIL
-from gear_data.common.images import CHANNELS, decode_errors
+from gear_data.common.images import CHANNELS, decode_errors, has_16_bits
 from gear_data.common.keywords import suggest_fields
 from gear_data.errors import CorruptSourceError, InvalidArgumentError, UnsupportedColumnError
 
@@ -99,9 +99,11 @@ class ImageDecoder:
         errors = decode_errors()
         try:
             with PIL.Image.open(io.BytesIO(encoded)) as image:
-                if image.mode not in (CHANNELS if self.mode is None else _READABLE_MODES):
+                is_deep = has_16_bits(image)
+                if is_deep or image.mode not in (CHANNELS if self.mode is None else _READABLE_MODES):
+                    bits = " with 16 bits per channel" if is_deep else ""
                     raise UnsupportedColumnError(
-                        f"an image of Pillow's mode '{image.mode}' cannot become {self.mode or 'uint8 as it is'}",
+                        f"an image of Pillow's mode '{image.mode}'{bits} cannot become {self.mode or 'uint8 as it is'}",
                         row=row,
                         hint="decode such images with your own callable",
                     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 import pickle
+import zlib
 
 import numpy as np
 import pytest
@@ -86,6 +87,18 @@ def test_images_of_other_modes():
         ImageDecoder(mode=None)([file.getvalue()])
     with pytest.raises(UnsupportedColumnError, match="I;16"):
         ImageDecoder()([data.image_bytes(np.full((2, 2), 300, np.uint16))])
+
+
+@pytest.mark.parametrize("mode", ["RGB", "L", None])
+@pytest.mark.parametrize(("kind", "of_png"), [("RGB", 2), ("RGBA", 6)])
+def test_colour_of_16_bits_is_refused(mode, kind, of_png):
+    """Pillow reads such files as their upper 8 bits, and writes none: the header of a file of 8 bits is changed."""
+    file = bytearray(data.image_bytes(np.zeros((4, 5, len(kind)), np.uint8)))
+    file[24] = 16  # bits per channel; the byte after it is the kind of pixels
+    assert file[25] == of_png
+    file[29:33] = zlib.crc32(file[12:29]).to_bytes(4, "big")
+    with pytest.raises(UnsupportedColumnError, match=f"'{kind}' with 16 bits per channel"):
+        ImageDecoder(mode=mode)([bytes(file)])
 
 
 @pytest.mark.parametrize(
