@@ -372,6 +372,17 @@ def test_facts_named_like_columns_of_the_episode_table(sources: Any, rollouts: R
         assert table[f"metadata.{name}"].to_list() == values
 
 
+def test_times_among_facts_keep_their_nanoseconds(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
+    times = [1_700_000_000_123_456_789, None, 1_700_000_000_000_000_001]
+    types = {"start": pa.timestamp("ns"), "zoned": pa.timestamp("ns", "UTC"), "took": pa.duration("ns")}
+    facts = {name: pa.array(times, type_) for name, type_ in types.items()}
+    source = sources.write_episodes(tmp_path / "s.parquet", rollouts[:3], row_group=2, **facts)
+    gear_data.convert(source, tmp_path / "d", shard_bytes=1024)
+    table = gear_data.open(tmp_path / "d").episode_table
+    for name, values in facts.items():
+        assert table.column(name).combine_chunks().equals(values), name
+
+
 def test_task_of_another_type_becomes_text(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     source = sources.write_episodes(tmp_path / "s.parquet", rollouts[:3], task=[4, None, 6])
     gear_data.convert(source, tmp_path / "d")

@@ -164,7 +164,7 @@ class EpisodeRowSource:
             rows=rows,
             has_final=has_final,
             finals=finals,
-            metadata={name: table.column(source).to_pylist() for source, name in self._roles.facts.items()},
+            metadata={name: _fact(name, table.column(source)) for source, name in self._roles.facts.items()},
         )
         order = self._roles.order
         if order is not None:
@@ -264,6 +264,20 @@ class _Ends:
         """Returns the final observations of a column with one, or null, for each episode."""
         array = storage_array(table.column(source))
         return _Ends(source, name, ~np.asarray(array.is_null()), array.drop_null())
+
+
+def _fact(name: str, column: pa.ChunkedArray) -> Sequence[Any]:
+    """Returns the values of a fact.
+
+    Times of nanoseconds stay an array, because Python's times have microseconds. A task becomes text.
+    """
+    type_ = column.type
+    is_time = pa.types.is_timestamp(type_) or pa.types.is_duration(type_) or pa.types.is_time64(type_)
+    if is_time and type_.unit == "ns" and name != "task":
+        array: Sequence[Any] = storage_array(column)
+        return array
+    values: Sequence[Any] = column.to_pylist()
+    return values
 
 
 def _split_extra(
