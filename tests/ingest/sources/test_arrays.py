@@ -517,6 +517,23 @@ def test_arrays_that_do_not_fit(sources: Any, tmp_path: Path, change: Arrays, er
         gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["success", "timeout", "success"], "<U7 .9,., not one flag for each of 9 rows"),
+        ([0, 2, 1], "row 1: holds 2, but a flag must be 0 or 1"),
+    ],
+)
+def test_flags_of_episodes_that_are_no_flags(flags: Any, words: str, sources: Any, tmp_path: Path) -> None:
+    rollouts = sources.make_rollouts()
+    arrays = {name: flat(rollouts)[name] for name in ("observations", "actions", "rewards")}
+    lengths = np.array([len(rollout) for rollout in rollouts])
+    np.savez(tmp_path / "a.npz", **arrays, lengths=lengths, done=np.array(flags * 3))
+    with pytest.raises(BadEpisodeError, match=words) as error:
+        gear_data.convert(tmp_path / "a.npz", tmp_path / "out")
+    assert (error.value.column, "--rename" in str(error.value.hint)) == ("done", True)
+
+
 def test_unsupported_dtype_is_named(sources: Any, tmp_path: Path) -> None:
     steps = flat(sources.make_rollouts())
     steps["phase"] = np.zeros(len(steps["rewards"]), np.complex64)

@@ -44,6 +44,7 @@ FIRST = "is_first"
 #: Arrays that say where episodes are. The first one counts.
 _BOUNDARIES = (FIRST, INDICES, ENDS, STARTS, *LENGTHS)
 NEXT = "next_observations"
+_NO_FLAG = "download the file again; if the array is no end flag, give it another name with --rename"
 
 
 @dataclass(frozen=True)
@@ -227,7 +228,7 @@ def flag_values(array: StoredArray, rows: int, column: str, *, filled: int | Non
         if not wrong:
             return values.astype(np.bool_)
         problem, row = f"{values[wrong[0]]}, but a flag must be 0 or 1", wrong[0]
-    raise BadEpisodeError(f"holds {problem}", column=column, row=row, hint="download the file again")
+    raise BadEpisodeError(f"holds {problem}", column=column, row=row, hint=_NO_FLAG)
 
 
 def integer_values(array: StoredArray, axes: int) -> npt.NDArray[np.int64]:

@@ -38,6 +38,7 @@ from gear_data.ingest.sources.arrays.classify import (
     ClassifiedArrays,
     all_values,
     classify_arrays,
+    flag_values,
     scalar_facts,
     values_at,
 )
@@ -217,7 +218,8 @@ def _arrays_with_lengths(classified: ClassifiedArrays, lengths: npt.NDArray[np.i
                 facts[name] = all_values(array).tolist()
             else:
                 # The `terminal` of imitation is the environment's done flag: it is also set at a time limit.
-                flags[DONES if INDICES in classified.boundaries else name] = all_values(array).astype(np.bool_)
+                flag = DONES if INDICES in classified.boundaries else name
+                flags[flag] = flag_values(array, count, classified.sources[name])
         else:
             raise classified.wrong_length(name, rows)
     source = classified.sources.get("terminated")
