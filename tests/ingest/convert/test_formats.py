@@ -374,7 +374,7 @@ def test_facts_named_like_columns_of_the_episode_table(sources: Any, rollouts: R
 
 def test_times_among_facts_keep_their_nanoseconds(sources: Any, rollouts: Rollouts, tmp_path: Path) -> None:
     times = [1_700_000_000_123_456_789, None, 1_700_000_000_000_000_001]
-    types = {"start": pa.timestamp("ns"), "zoned": pa.timestamp("ns", "UTC"), "took": pa.duration("ns")}
+    types = {"began": pa.timestamp("ns"), "zoned": pa.timestamp("ns", "UTC"), "took": pa.duration("ns")}
     facts = {name: pa.array(times, type_) for name, type_ in types.items()}
     source = sources.write_episodes(tmp_path / "s.parquet", rollouts[:3], row_group=2, **facts)
     gear_data.convert(source, tmp_path / "d", shard_bytes=1024)
