@@ -6,6 +6,7 @@ torchrun --nproc-per-node 4 scripts/integrations/with_transformers.py hopper/ --
 from __future__ import annotations
 
 import argparse
+import os
 
 import torch
 from transformers import DecisionTransformerConfig, DecisionTransformerModel, TrainingArguments
@@ -32,6 +33,7 @@ def main() -> None:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--save-every", type=int, default=100)
     options = parser.parse_args()
+    os.makedirs(options.out, exist_ok=True)  # only rank 0 of a Trainer makes it, and all look for a checkpoint
 
     args = TrainingArguments(
         options.out, num_train_epochs=options.epochs, gradient_accumulation_steps=options.accumulate,
