@@ -3,7 +3,7 @@
 def train_loop(config):
     loader = gear_data.SequenceLoader(gear_data.open(config["dataset"]), 256)
     saved = load_checkpoint(loader)  # None in a new run
-    for step, batch in enumerate(loader, loader.state_dict()["step"] + 1):
+    for step, batch in zip(range(loader.state_dict()["step"] + 1, 10_001), loader):
         ...
         if step % 1000 == 0:
             report_checkpoint({"loss": loss.item()}, loader, {"model": model.state_dict()})

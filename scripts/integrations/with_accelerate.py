@@ -39,7 +39,8 @@ def main() -> None:
     latest = options.out / "latest"  # names the last whole checkpoint
     if latest.exists():
         accelerator.load_state(latest.read_text())
-    for step, batch in enumerate(batches, loader.state_dict()["step"] + 1):
+    first = loader.state_dict()["step"] + 1  # after the last step, none is left: the loader would begin the next pass
+    for step, batch in zip(range(first, options.steps + 1), batches, strict=False):
         loss = (model(batch["observations"]) - batch["actions"])[batch["mask"]].square().mean()
         accelerator.backward(loss)
         optimizer.step()

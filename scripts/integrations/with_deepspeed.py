@@ -45,7 +45,8 @@ def main() -> None:
     if (options.out / "latest").exists():
         _, saved = engine.load_checkpoint(str(options.out))
         loader.load_state_dict(saved["loader"])
-    for step, batch in enumerate(loader, loader.state_dict()["step"] + 1):
+    first = loader.state_dict()["step"] + 1  # after the last step, none is left: the loader would begin the next pass
+    for step, batch in zip(range(first, options.steps + 1), loader, strict=False):
         loss = (engine(batch["observations"]) - batch["actions"])[batch["mask"]].square().mean()
         engine.backward(loss)
         engine.step()

@@ -29,7 +29,8 @@ def train_loop(config: dict[str, Any]) -> None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
     parallel = ray.train.torch.prepare_model(model)
-    for step, batch in enumerate(loader, loader.state_dict()["step"] + 1):
+    first = loader.state_dict()["step"] + 1  # after the last step, none is left: the loader would begin the next pass
+    for step, batch in zip(range(first, config["steps"] + 1), loader, strict=False):
         loss = (parallel(batch["observations"]) - batch["actions"])[batch["mask"]].square().mean()
         optimizer.zero_grad()
         loss.backward()

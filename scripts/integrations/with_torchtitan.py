@@ -47,13 +47,15 @@ def main() -> None:
     )
     checkpoints.load()
     parallel = torch.nn.parallel.DistributedDataParallel(model)
-    for step, (inputs, labels) in enumerate(batches, batches.loader.state_dict()["step"] + 1):
+    first = batches.loader.state_dict()["step"] + 1  # after the last step, none is left: a next pass would begin
+    for step, (inputs, labels) in zip(range(first, options.steps + 1), batches, strict=False):
         loss = (parallel(inputs["input"]) - labels)[inputs["mask"]].square().mean()
         optimizers.zero_grad()
         loss.backward()
         optimizers.step()
         checkpoints.save(step)
-    print(f"step {step}: loss {loss.item():.3f}")
+        if step == options.steps:
+            print(f"step {step}: loss {loss.item():.3f}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from accelerate.state import AcceleratorState, GradientState
 import gear_data
 from gear_data.integrations.accelerate import prepare_loader
 from tests.support.integrations import recorder
-from tests.support.integrations.training_runs import SCRIPTS, RankServer, check_resumed, global_batches
+from tests.support.integrations.training_runs import SCRIPTS, RankServer, check_over, check_resumed, global_batches
 
 
 def test_a_killed_run_resumes_on_another_number_of_processes(
@@ -23,6 +23,7 @@ def test_a_killed_run_resumes_on_another_number_of_processes(
     )
     # The scheduler stepped once a batch, with two and with three processes.
     assert "step 10: " in resumed.logs[0] and "learning rate 0\n" in resumed.logs[0]
+    check_over(ranks, SCRIPTS / "with_accelerate.py", trained_on, tmp_path, 10, imports=["accelerate"])
 
 
 def test_gradients_are_synchronised_at_the_last_batch_of_a_pass(trained_on: Path) -> None:

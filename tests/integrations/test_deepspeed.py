@@ -10,7 +10,7 @@ from accelerate.utils import DeepSpeedPlugin
 import gear_data
 from gear_data.errors import InvalidArgumentError
 from gear_data.integrations.deepspeed import batch_sizes
-from tests.support.integrations.training_runs import SCRIPTS, RankServer, check_resumed, global_batches
+from tests.support.integrations.training_runs import SCRIPTS, RankServer, check_over, check_resumed, global_batches
 
 WARM = ["tests.support.integrations.warm.deepspeed"]
 
@@ -21,6 +21,7 @@ def test_a_killed_run_resumes_on_another_number_of_processes(
     expected = global_batches(trained_on, 10, batch_size=60, context=20)
     _, resumed = check_resumed(ranks, SCRIPTS / "with_deepspeed.py", trained_on, tmp_path, expected, imports=WARM)
     assert "step 8: loss" in resumed.logs[0]
+    check_over(ranks, SCRIPTS / "with_deepspeed.py", trained_on, tmp_path, 8, imports=WARM)
 
 
 _TRAINING_DATA = """

@@ -12,7 +12,7 @@ from torch.distributed.checkpoint.stateful import Stateful
 import gear_data
 from gear_data.errors import StateMismatchError
 from gear_data.integrations.torchtitan import dataloader_builder
-from tests.support.integrations.training_runs import SCRIPTS, RankServer, check_resumed, global_batches
+from tests.support.integrations.training_runs import SCRIPTS, RankServer, check_over, check_resumed, global_batches
 
 
 def test_a_killed_run_resumes_on_another_number_of_processes(
@@ -22,6 +22,7 @@ def test_a_killed_run_resumes_on_another_number_of_processes(
     imports = ["tests.support.integrations.warm.torchtitan"]
     _, resumed = check_resumed(ranks, SCRIPTS / "with_torchtitan.py", trained_on, tmp_path, expected, imports=imports)
     assert "step 10: loss" in resumed.logs[0]
+    check_over(ranks, SCRIPTS / "with_torchtitan.py", trained_on, tmp_path, 8, imports=imports)
 
 
 def test_the_state_is_checked(trained_on: Path) -> None:

@@ -152,3 +152,11 @@ def check_equal(found: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> 
     """Checks that batches are equal bit for bit. An error names the steps found."""
     names = [next((step for step, one in enumerate(expected) if np.array_equal(one, each)), None) for each in found]
     assert names == [*range(len(expected))], f"the model was trained on steps {names} of {len(expected)}"
+
+
+def check_over(
+    server: RankServer, script: Path, dataset: Path, out: Path, steps: int, *, imports: Sequence[str] = ()
+) -> None:
+    """Checks that a run whose last checkpoint is of its last step trains no further when it is started again."""
+    again = server.train(script, [dataset, "--out", out, "--steps", steps, "--save-every", 4], 2, imports=imports)
+    assert again.inputs == [[], []]
