@@ -20,7 +20,7 @@ def decoder_maker(backend: Backend) -> Callable[[VideoFile], Decoder]:
     """
     decoder_version(backend)
     if backend == "nvdec":
-        return nvdec.nvdec_decoder
+        return nvdec.maker_of_current_device()
     return torchcodec.TorchcodecDecoder if backend == "torchcodec" else pyav.PyavDecoder
 
 

@@ -7,6 +7,9 @@ itself would decode on the CPU, without a word.
 from __future__ import annotations
 
 import ctypes
+import sys
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 from gear_data.common.extras import import_extra
@@ -48,10 +51,39 @@ class _Capabilities(ctypes.Structure):
     )
 
 
-def nvdec_decoder(video: VideoFile) -> torchcodec.TorchcodecDecoder:
-    """Makes a decoder of files like a given one, on the current CUDA device.
+@dataclass(frozen=True)
+class NvdecMaker:
+    """Makes decoders on one CUDA device, in any thread.
+
+    The current device is of a thread, and the threads of a reader begin with device 0.
+
+    Attributes:
+        device: number of the device; None: the thread's current one.
+    """
+
+    device: int | None
+
+    def __call__(self, video: VideoFile) -> torchcodec.TorchcodecDecoder:
+        return nvdec_decoder(video, self.device)
+
+
+def maker_of_current_device() -> NvdecMaker:
+    """Returns the maker of decoders on the current CUDA device of this thread.
+
+    A process that has not used CUDA is not made to: it could not be forked any more.
+    """
+    torch = sys.modules.get("torch")
+    return NvdecMaker(torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else None)
+
+
+def nvdec_decoder(video: VideoFile, device: int | None = None) -> torchcodec.TorchcodecDecoder:
+    """Makes a decoder of files like a given one.
 
     Decoded frames are copied to this machine's memory as RGB.
+
+    Args:
+        video: one of the files.
+        device: number of the CUDA device; None: the current one.
 
     Raises:
         MissingExtraError: see `version`.
@@ -61,16 +93,19 @@ def nvdec_decoder(video: VideoFile) -> torchcodec.TorchcodecDecoder:
     version()
     import torch
 
-    try:
-        # It makes the device's context current in this thread, in which the driver is asked.
-        torch.cuda.synchronize()
-    except (RuntimeError, AssertionError) as error:
-        raise DeviceError(
-            f"CUDA does not work in this process: {str(error).strip().partition(chr(10))[0]}",
-            hint=f"start DataLoader workers with multiprocessing_context='spawn'; or {_OTHER}",
-        ) from error
-    check_capabilities(video, _open_library())
-    return torchcodec.TorchcodecDecoder(video, device="cuda")
+    with ExitStack() as stack:
+        try:
+            if device is not None:
+                stack.enter_context(torch.cuda.device(device))
+            # It makes the device's context current in this thread, in which the driver is asked.
+            torch.cuda.synchronize()
+        except (RuntimeError, AssertionError) as error:
+            raise DeviceError(
+                f"CUDA does not work in this process: {str(error).strip().partition(chr(10))[0]}",
+                hint=f"start DataLoader workers with multiprocessing_context='spawn'; or {_OTHER}",
+            ) from error
+        check_capabilities(video, _open_library())
+    return torchcodec.TorchcodecDecoder(video, device="cuda" if device is None else f"cuda:{device}")
 
 
 def _open_library() -> ctypes.CDLL:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -86,6 +87,26 @@ def test_frames_come_from_the_device(gpu: None, path: Path) -> None:
     assert np.array_equal(out, decoded(path))
     assert set(VideoDecoder.devices) == {"cuda"}
     assert not reader.gives_planes(np.zeros(1, np.int64))
+
+
+def test_the_device_on_which_a_reader_was_made_decodes(gpu: None, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The threads that decode begin with device 0."""
+    entered: list[int] = []
+
+    def enter(device: int) -> nullcontext[None]:
+        entered.append(device)
+        return nullcontext()
+
+    monkeypatch.setattr(torch.cuda, "device", enter)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    reader = FrameReader(video_index([path]), local_packets([path]), DecodeOptions(2, "nvdec", cache_bytes=0))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    out = np.empty((12, 48, 64, 3), np.uint8)
+    reader.read(np.zeros(12, np.int64), np.arange(12), out)
+    assert np.array_equal(out, decoded(path))
+    assert set(VideoDecoder.devices) == {"cuda:1"}
+    assert set(entered) == {1}
 
 
 def test_the_version_names_the_backend(gpu: None) -> None:
