@@ -237,8 +237,14 @@ def make_part(name: str, number: int, dataset: gear_data.Dataset) -> Part:
             columns[key] = (sum(math.prod(schema[each].shape) for each in found),)
             if found != [key] or schema[key].shape == ():
                 stack[key] = found
-    if ACTIONS not in columns and CHOICES not in columns:
+    actions = [column.name for column in schema.columns if column.role is Role.ACTION]
+    if not actions:
         raise InvalidArgumentError(f"{name} has no actions")
+    if len(actions) > 1:
+        raise InvalidArgumentError(
+            f"the model takes one column of actions, and {name} has {len(actions)}: {', '.join(actions)}",
+            hint="convert the dataset with one of them: --columns",
+        )
     if dataset.episodes["task"].null_count() == 0:
         columns["task"] = ()
     held_out = max(HELD_OUT, 1 / len(dataset))
@@ -466,7 +472,11 @@ def mean_return(policy: Any, env: Any, episodes: int) -> float:
 
 
 def find_scale(part: Part, episodes: int) -> None:
-    """Sets the returns that have the scores 0 and 1."""
+    """Sets the returns that have the scores 0 and 1.
+
+    Raises:
+        InvalidArgumentError: there are none, or they are equal.
+    """
     if part.environment is None:
         return
     env = part.environment()
@@ -474,17 +484,25 @@ def find_scale(part: Part, episodes: int) -> None:
     random = mean_return(lambda _: env.action_space.sample(), env, episodes)
     expert = part.expert
     if expert is None:
-        good = float(part.train.episodes["return"].mean())  # type: ignore[arg-type]
+        known = part.train.episodes["return"].drop_nulls()
+        good = float(known.mean()) if len(known) else None  # type: ignore[arg-type]
     else:
         good = mean_return(lambda observation: expert(observation, env), env, episodes)
     env.close()
+    if good is None or good == random:
+        returns = "no returns" if good is None else f"the mean return {good:g}, as random actions have"
+        raise InvalidArgumentError(
+            f"{part.name} has no score: its episodes have {returns}", hint="give the dataset without =ENV"
+        )
     part.scale = random, good
 
 
 def measure(
     model: Generalist, part: Part, spec: Mapping[str, Any], like: Sequence[Part], episodes: int
 ) -> dict[str, Any]:
-    """Returns what a model does on a dataset: the error of held-out actions, return and score.
+    """Returns what a model does on a dataset: the error of held-out actions, skill, return and score.
+
+    The skill is None if a constant action has no error.
 
     Args:
         model: the model.
@@ -509,7 +527,8 @@ def measure(
             other = batch[ACTIONS].square() if usual is None else (batch[CHOICES] != usual).float()
             total, constant = total + float((error * real).sum()), constant + float((other * real).sum())
             count += int(real.sum())
-    found = {"error": total / count, "constant_error": constant / count, "skill": 1 - total / constant}
+    found: dict[str, Any] = {"error": total / count, "constant_error": constant / count}
+    found["skill"] = 1 - total / constant if constant else None
     if part.environment is not None:
         env = part.environment()
         policy = ChunkPolicy(model, part, Rollout.from_spec(spec), "task" in keys_of(like))
@@ -538,10 +557,14 @@ def run(parts: Sequence[Part], options: argparse.Namespace) -> Iterator[dict[str
 
 
 def summary(parts: Sequence[Part], results: Sequence[dict[str, Any]], seconds: float) -> dict[str, Any]:
-    """Returns the means over the seeds. `score` is the mean over the datasets that have an environment."""
+    """Returns the means over the seeds. `score` is the mean over the datasets that have an environment.
 
-    def mean(kind: str, part: Part, key: str) -> float:
-        return float(np.mean([each[kind][part.name][key] for each in results]))
+    A mean is None without a value in each seed, and a ratio to 0 is None.
+    """
+
+    def mean(kind: str, part: Part, key: str) -> float | None:
+        values = [each[kind][part.name][key] for each in results]
+        return None if None in values else float(np.mean(values))
 
     datasets: dict[str, dict[str, Any]] = {}
     for part in parts:
@@ -555,10 +578,10 @@ def summary(parts: Sequence[Part], results: Sequence[dict[str, Any]], seconds: f
         }
     found: dict[str, Any] = {"seconds": seconds, "processor_seconds": time.process_time(), "datasets": datasets}
     for key in ("score", "skill"):
-        having = [each for each in datasets.values() if key in each["single"]]
+        having = [each for each in datasets.values() if each["single"].get(key) is not None]
         if having:
             one, many = (float(np.mean([each[kind][key] for each in having])) for kind in ("single", "generalist"))
-            found[key] = {"generalist": many, "single": one, "ratio": many / one}
+            found[key] = {"generalist": many, "single": one, "ratio": many / one if one else None}
     return found | {"seeds": list(results)}
 
 
@@ -616,10 +639,12 @@ def print_table(found: dict[str, Any]) -> None:
         for kind in ("generalist", "single"):
             own = each[kind]
             score = f"{own['return']:9.1f} {own['score']:6.2f}" if "score" in own else ""
-            print(f"{name:14} {kind:10} {own['error']:7.3f} {own['skill']:6.2f} {score}")
+            skill = "none" if own["skill"] is None else f"{own['skill']:.2f}"
+            print(f"{name:14} {kind:10} {own['error']:7.3f} {skill:>6} {score}")
     for key in ("score", "skill"):
         if key in found:
-            print("mean {}: {generalist:.3f}, single {single:.3f}, ratio {ratio:.2f}".format(key, **found[key]))
+            ratio = "none" if found[key]["ratio"] is None else f"{found[key]['ratio']:.2f}"
+            print("mean {}: {generalist:.3f}, single {single:.3f}, ratio {}".format(key, ratio, **found[key]))
 
 
 def main() -> None:

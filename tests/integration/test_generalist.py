@@ -113,6 +113,49 @@ def test_datasets_of_other_kinds(run: Run, tmp_path: Path) -> None:
     check_means(found, list(sources), "skill")
 
 
+def steps(count: int, reward: float, **actions: Any) -> list[dict[str, Any]]:
+    """Returns four episodes for MountainCar-v0."""
+    states = np.random.default_rng(0).normal(size=(4, count, 2)).astype(np.float32)
+    return [{"observations": each, "rewards": np.full(count, reward, np.float32), **actions} for each in states]
+
+
+def test_quotients_that_are_not_defined_are_null(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A constant action has no error, and no model reaches the top of the hill."""
+    gear_data.convert(steps(20, 0, actions=np.zeros(20, np.int64)), tmp_path / "same", progress=False)
+    gear_data.convert(steps(20, 0, actions=np.arange(20) % 3), tmp_path / "hill", progress=False)
+    found = run(tmp_path / "same", f"{tmp_path / 'hill'}=MountainCar-v0", "--out", tmp_path / "out", *FEW)
+    assert found["datasets"]["same"]["generalist"]["skill"] is None
+    assert found["datasets"]["hill"]["generalist"]["skill"] is not None
+    assert found["score"] == {"generalist": 0, "single": 0, "ratio": None}
+
+    table = [SCRIPT.name, tmp_path / "same", "--out", tmp_path / "table", *FEW]
+    monkeypatch.setattr(sys, "argv", [*map(str, table)])
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+    assert "none" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("episodes", "message"),
+    [
+        (steps(200, -1, actions=np.arange(200) % 3), "data has no score: its episodes have the mean return -200,"),
+        (
+            steps(20, 0, **{"actions.move": np.zeros((20, 2), np.float32), "actions.grip": np.arange(20) % 2}),
+            "one column of actions, and data has 2: actions.",
+        ),
+    ],
+)
+def test_datasets_are_refused_before_training(
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], episodes: list[dict[str, Any]], message: str
+) -> None:
+    gear_data.convert(episodes, tmp_path / "data", progress=False)
+    with pytest.raises(SystemExit) as end:
+        run(f"{tmp_path / 'data'}=MountainCar-v0", "--out", tmp_path / "out", *FEW)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
