@@ -624,8 +624,10 @@ def make_parts(options: argparse.Namespace) -> list[Part]:
     for number, text in enumerate(options.datasets):
         path, _, env_id = text.partition("=")
         part = make_part(os.path.basename(path.rstrip("/")) or path, number, gear_data.open(path))
-        if any(part.name == other.name for other in parts):
-            part.name = path
+        # Results have one place for each name: a dataset that is given twice, as with two environments, has two.
+        names = [other.name for other in parts]
+        if part.name in names:
+            part.name = path if path not in names else f"{path} ({number})"
         if env_id:
             make_environment(env_id).close()
             part.environment = partial(make_environment, env_id)

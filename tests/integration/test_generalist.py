@@ -130,10 +130,12 @@ def test_quotients_that_are_not_defined_are_null(
     assert found["datasets"]["hill"]["generalist"]["skill"] is not None
     assert found["score"] == {"generalist": 0, "single": 0, "ratio": None}
 
-    table = [SCRIPT.name, tmp_path / "same", "--out", tmp_path / "table", *FEW]
+    table = [SCRIPT.name, *[tmp_path / "same"] * 3, "--out", tmp_path / "table", *FEW]
     monkeypatch.setattr(sys, "argv", [*map(str, table)])
     runpy.run_path(str(SCRIPT), run_name="__main__")
     assert "none" in capsys.readouterr().out
+    (seed,) = json.loads((tmp_path / "table" / "results.json").read_text())["seeds"]
+    assert list(seed["single"]) == ["same", str(tmp_path / "same"), f"{tmp_path / 'same'} (2)"]
 
 
 @pytest.mark.parametrize(
