@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 import gear_data
+from gear_data.cli.arguments import once, renaming
 
 parser = argparse.ArgumentParser(
     description=__doc__,
@@ -14,15 +15,15 @@ parser = argparse.ArgumentParser(
 parser.add_argument("source", help="folder or file, hf:// path, or hub id such as user/name")
 parser.add_argument("destination", help="folder to create for the dataset")
 parser.add_argument("--split", help="split of the source, if it has several")
-parser.add_argument("--rename", action="append", default=[], metavar="OLD=NEW", help="rename source column OLD to NEW")
+parser.add_argument(
+    "--rename", action="append", type=renaming, default=[], metavar="OLD=NEW", help="rename source column OLD to NEW"
+)
 parser.add_argument("--resume", action="store_true", help="continue an unfinished conversion")
 
 
 def main() -> None:
     options = parser.parse_args()
-    if not all("=" in pair for pair in options.rename):
-        parser.error(f"--rename takes OLD=NEW, not {', '.join(options.rename)}")
-    rename = dict(pair.split("=", 1) for pair in options.rename)
+    rename = once(options.rename, "--rename")
     report = gear_data.convert(
         options.source, options.destination, split=options.split, rename=rename, resume=options.resume
     )

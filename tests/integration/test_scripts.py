@@ -87,6 +87,7 @@ def test_help_has_an_example(run: Run, name: str) -> None:
     [
         (CONVERT, (), "required: source, destination"),
         (CONVERT, ("SOURCE", "OUT", "--rename", "x"), "OLD=NEW"),
+        (CONVERT, ("SOURCE", "OUT", "--rename", "actions=a", "--rename", "actions=b"), "names 'actions' twice"),
         (CONVERT, ("SOURCE", "OUT", "--rename", "nothing=x"), "nothing"),
         (PRETRAIN, ("DATASET",), "required: --out"),
         (PRETRAIN, ("DATASET", "--out", "OUT", "--steps", "0"), "at least 1"),
