@@ -538,6 +538,22 @@ def measure(
     return found
 
 
+def check_environments(parts: Sequence[Part]) -> None:
+    """Runs an untrained model for an episode in each environment. An unfit one would lose the training.
+
+    Raises:
+        InvalidArgumentError: an environment has other observations than its dataset.
+    """
+    shapes = keys_of(parts)
+    model = Generalist(shapes, len(parts), max(part.choices for part in parts)).eval()
+    spec = make_loader(parts, parts, 1, 0).spec()
+    for part, own in zip(parts, spec.get("datasets", [spec]), strict=True):
+        if part.environment is not None:
+            env = part.environment()
+            mean_return(ChunkPolicy(model, part, Rollout.from_spec(own), "task" in shapes), env, 1)
+            env.close()
+
+
 def run(parts: Sequence[Part], options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Trains and measures the models of each seed."""
     shapes, choices = keys_of(parts), max(part.choices for part in parts)
@@ -659,6 +675,7 @@ def main() -> None:
         parts = make_parts(options)
         for part in parts:
             find_scale(part, options.episodes)
+        check_environments(parts)
         results: list[dict[str, Any]] = []
         for result in run(parts, options):
             results.append(result)

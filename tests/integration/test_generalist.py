@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import gear_data
 
@@ -139,21 +140,29 @@ def test_quotients_that_are_not_defined_are_null(
 
 
 @pytest.mark.parametrize(
-    ("episodes", "message"),
+    ("episodes", "env", "message"),
     [
-        (steps(200, -1, actions=np.arange(200) % 3), "data has no score: its episodes have the mean return -200,"),
+        (
+            steps(200, -1, actions=np.arange(200) % 3),
+            "MountainCar-v0",
+            "data has no score: its episodes have the mean return -200,",
+        ),
         (
             steps(20, 0, **{"actions.move": np.zeros((20, 2), np.float32), "actions.grip": np.arange(20) % 2}),
+            "MountainCar-v0",
             "one column of actions, and data has 2: actions.",
         ),
+        (steps(20, 0, actions=np.arange(20) % 2), "CartPole-v1", "the shape (4,), and the training data had (2,)"),
     ],
 )
 def test_datasets_are_refused_before_training(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], episodes: list[dict[str, Any]], message: str
-) -> None:
+    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    episodes: list[dict[str, Any]], env: str, message: str,
+) -> None:  # fmt: skip
+    monkeypatch.delattr(torch.optim, "AdamW")  # no step of training
     gear_data.convert(episodes, tmp_path / "data", progress=False)
     with pytest.raises(SystemExit) as end:
-        run(f"{tmp_path / 'data'}=MountainCar-v0", "--out", tmp_path / "out", *FEW)
+        run(f"{tmp_path / 'data'}={env}", "--out", tmp_path / "out", *FEW)
     assert end.value.code == 2
     assert message in capsys.readouterr().err
 
