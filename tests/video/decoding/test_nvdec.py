@@ -64,6 +64,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     module = SimpleNamespace(__version__="0.13.0", decoders=SimpleNamespace(VideoDecoder=VideoDecoder))
     monkeypatch.setattr(torchcodec, "_torchcodec", lambda: module)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     monkeypatch.setattr(nvdec, "_open_library", Library)
 
