@@ -209,16 +209,18 @@ def prune(cache: Path, max_bytes: int) -> int:
 
     Raises:
         InvalidArgumentError: `max_bytes` is negative.
+        UnwritableError: the cache folder cannot be written to.
     """
     if max_bytes < 0:
         raise InvalidArgumentError(f"a cache cannot have {max_bytes} bytes", hint="give 0 or more")
-    candidates = _candidates(cache)
-    before = total = sum(bytes_ for bytes_, _ in candidates)
-    for bytes_, remove in candidates:
-        if total <= max_bytes:
-            break
-        total -= bytes_ if remove() else 0
-    return before - total
+    with typed_write_errors(cache):
+        candidates = _candidates(cache)
+        before = total = sum(bytes_ for bytes_, _ in candidates)
+        for bytes_, remove in candidates:
+            if total <= max_bytes:
+                break
+            total -= bytes_ if remove() else 0
+        return before - total
 
 
 def _candidates(cache: Path) -> list[tuple[int, Callable[[], bool]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 import gear_data
+from gear_data.errors import UnwritableError
 from gear_data.ingest.cached import entries
 from gear_data.ingest.cached.entries import cache_size, find_entries, list_entries, prune, read_header, remove_entry
 from gear_data.storage.remote.range_reader import filesystem_of
@@ -110,3 +112,21 @@ def test_fetched_files_are_of_the_same_cache(source: Path, rollouts_path: Path, 
     # The file was used before the conversion.
     assert prune(cache, size.conversions) == size.fetched
     assert cache_size(cache).fetched == 0
+
+
+def test_the_cache_of_another_user(
+    rollouts_path: Path, memory_url: str, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files can be read, and not removed."""
+    filesystem, place = filesystem_of(memory_url)
+    filesystem.put(f"{rollouts_path}/", place, recursive=True)
+    gear_data.open(memory_url)[0]["actions"].sum()
+
+    def refused(path: Path, **_: Any) -> None:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(Path, "unlink", refused)
+    with pytest.raises(UnwritableError, match="Permission denied") as caught:
+        prune(cache, 0)
+    assert caught.value.file == str(cache)
+    assert cache_size(cache).fetched > 0
