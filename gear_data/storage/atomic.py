@@ -149,3 +149,15 @@ def fsync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def fsync_names(path: Path) -> None:
+    """Waits until the disk has the name of a file, and the names of the folders above it, which may be new."""
+    folder, *above = path.absolute().parents
+    fsync(folder)
+    device = folder.stat().st_dev
+    for each in above:
+        # Nobody makes a new folder above a mount point, nor in a folder that cannot be read.
+        if each.stat().st_dev != device or not os.access(each, os.R_OK):
+            return
+        fsync(each)

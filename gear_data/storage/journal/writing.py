@@ -17,7 +17,7 @@ import xxhash
 
 from gear_data.errors import GearError, StorageFullError, UnwritableError
 from gear_data.schema import ColumnSpec, Schema
-from gear_data.storage.atomic import fsync, typed_write_errors
+from gear_data.storage.atomic import fsync, fsync_names, typed_write_errors
 from gear_data.storage.journal.frames import framed
 from gear_data.storage.journal.record import RecordedEpisode, arrow_schema, describe_columns, to_batch
 
@@ -76,6 +76,8 @@ class JournalWriter:
         self._id = (journal or secrets.token_hex(8)).encode()
         #: Videos of episodes since the last `sync`.
         self._videos: list[Path] = []
+        #: Whether the disk has its name.
+        self._is_named = False
         #: Episodes before the last `sync`, if there are cameras.
         self._synced = 0
         self._texts = describe_columns(columns), describe_cameras(cameras)
@@ -96,7 +98,7 @@ class JournalWriter:
         self._write(data, self.episodes + 1, videos)
 
     def sync(self) -> None:
-        """Waits until the disk has all episodes, and their videos.
+        """Waits until the disk has all episodes, their videos, and the name of the journal.
 
         Raises:
             StorageFullError, UnwritableError: the disk failed, now or before. The journal has the episodes, and the
@@ -106,9 +108,15 @@ class JournalWriter:
             raise copy(self.failure)
         try:
             with typed_write_errors(self.path):
-                for path in (*self._videos, *{video.parent for video in self._videos}):
+                # A video is in the folder of its camera, in the folder of videos, beside the journal.
+                folders = {folder for video in self._videos for folder in video.parents[:3]}
+                for path in (*self._videos, *folders):
                     fsync(path)
                 os.fsync(self._file)
+                # Without its name, the disk has the bytes in vain. The folders above may be as new.
+                if not self._is_named:
+                    fsync_names(self.path)
+                    self._is_named = True
         except (StorageFullError, UnwritableError) as error:
             # Linux says it once: a second fsync succeeds, and the disk lacks the bytes all the same.
             error.hint = _PUBLISH

@@ -459,3 +459,24 @@ def test_journals_that_become_shorter_meanwhile(tmp_path: Path, monkeypatch: pyt
     for found_episode, expected in zip(journal.episodes, episodes(40), strict=True):
         assert_equal(found_episode, expected)
     assert read_journal(path, is_written=True).episodes == () and list(recorded_facts(path)) == []
+
+
+def test_sync_waits_for_the_name_of_the_journal_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folders above may be new, too. A video may be the first of its camera."""
+    folder = tmp_path / "d.journal" / "000"
+    folder.mkdir(parents=True)
+    writer = JournalWriter(folder / "a.arrows", COLUMNS, [CAMERA])
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
+    writer.sync()
+    assert {str(folder / "a.arrows"), str(folder), str(folder.parent), str(tmp_path)} <= set(synced)
+    synced.clear()
+    writer.sync()
+    assert synced == [str(folder / "a.arrows")]
+    synced.clear()
+    video = folder / video_file(CAMERA.name, 0)
+    video.parent.mkdir(parents=True)
+    video.write_bytes(b"12345")
+    writer.append(numbered(episodes(1)[0], 0))
+    writer.sync()
+    assert {str(video), *map(str, video.parents[:3])} <= set(synced)
