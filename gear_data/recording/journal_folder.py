@@ -213,7 +213,7 @@ class JournalFolder:
             CorruptSourceError: a journal cannot be read.
         """
         waiting = 0
-        for file in self.ended():  # one at a time: a journal that was read keeps its file open
+        for file in self.ended():  # one at a time: a journal that was read keeps its file mapped
             journal = read_journal(file)
             if not is_published(journal, int(file.stem)):
                 records = (*journal.records, *journal.lost)

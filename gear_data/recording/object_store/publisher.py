@@ -151,7 +151,7 @@ class _Uploads:
         self._check_waiting(newest)
         growth, acceptance = growth_of(newest), _acceptance(self._bucket, newest)
 
-        # Read again when it is sealed: a journal that was read keeps its file open, and many wait after an outage.
+        # Read again when it is sealed: a journal that was read keeps its file mapped, and many wait after an outage.
         names = {file: _name_of(file, read_journal(file)) for file in files}
 
         def seal(file: Path) -> SealedJournal | None:

@@ -85,7 +85,7 @@ class Journal:
 def is_journal(path: Path) -> bool:
     """Returns whether a file is a journal, also if its first bytes are damaged."""
     try:
-        data = _mapped(path)
+        data, _ = _mapped(path)
     except CorruptSourceError:
         return False
     if data is None:
@@ -108,11 +108,16 @@ def read_journal(path: Path, *, is_written: bool = False) -> Journal:
     Raises:
         CorruptSourceError: the file or a video cannot be read.
     """
-    data = _read(path) if is_written else _mapped(path)
+    data: mmap.mmap | bytes | None
+    values: pa.Buffer | None = None
+    if is_written:
+        data = _read(path)
+    else:
+        data, values = _mapped(path)
     if not data:
         return Journal()
     metadata, size = _start(data)
-    reader = _Reader(data, str(path))
+    reader = _Reader(data, str(path), values)
     if COLUMNS in metadata and ID not in metadata:
         reader.read_plain(metadata[COLUMNS], metadata.get(CAMERAS, b"[]"))
     else:
@@ -164,12 +169,19 @@ def _unreadable(error: OSError, path: Path, hint: str | None = None) -> CorruptS
     return CorruptSourceError(f"cannot be read: {error.strerror or error}", file=str(path), hint=hint)
 
 
-def _mapped(path: Path) -> mmap.mmap | None:
-    """Maps a file; None if it is empty."""
+def _mapped(path: Path) -> tuple[mmap.mmap | None, pa.Buffer | None]:
+    """Maps a file twice; (None, None) if it is empty.
+
+    The first map can be searched, and keeps a descriptor open. The second one keeps none: the values of episodes lie in
+    it, and a source may have more journals than a process may have descriptors.
+    """
     with _readable(path) as opened:
         if not os.fstat(opened.fileno()).st_size:
-            return None
-        return mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ)
+            return None, None
+        # Not by the path, which may name another file by now.
+        with pa.memory_map(f"/proc/self/fd/{opened.fileno()}") as source:
+            values = source.read_buffer()
+        return mmap.mmap(opened.fileno(), values.size, prot=mmap.PROT_READ), values
 
 
 def _read(path: Path) -> bytes:
@@ -229,6 +241,7 @@ class _Reader:
     Args:
         data: the journal.
         file: its name, for errors.
+        values: the same bytes, for the values of episodes; None: `data` itself.
 
     Attributes:
         columns, cameras, episodes, records, id, damaged, torn: see `Journal`.
@@ -236,7 +249,7 @@ class _Reader:
         is_ended: whether the writer ended the journal.
     """
 
-    def __init__(self, data: mmap.mmap | bytes, file: str) -> None:
+    def __init__(self, data: mmap.mmap | bytes, file: str, values: pa.Buffer | None = None) -> None:
         self.columns: tuple[ColumnSpec, ...] = ()
         self.cameras: tuple[ColumnSpec, ...] = ()
         self.episodes: list[RecordedEpisode] = []
@@ -246,7 +259,7 @@ class _Reader:
         self.torn = self.synced = 0
         self.is_ended = False
         self._data, self._file = data, file
-        self._buffer = pa.py_buffer(data)
+        self._buffer = pa.py_buffer(data) if values is None else values
         #: Columns and cameras of all records, as JSON; the Arrow schema of the columns.
         self._described: Sequence[bytes] = ()
         self._schema = pa.schema([])

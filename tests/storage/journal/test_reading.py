@@ -480,3 +480,16 @@ def test_sync_waits_for_the_name_of_the_journal_once(tmp_path: Path, monkeypatch
     writer.append(numbered(episodes(1)[0], 0))
     writer.sync()
     assert {str(video), *map(str, video.parents[:3])} <= set(synced)
+
+
+def test_journals_that_were_read_keep_no_descriptor(tmp_path: Path) -> None:
+    """A source may have more journals than a process may have open files."""
+    for number in range(3):
+        write(tmp_path / f"{number}.arrows", episodes(2))
+    before = os.listdir("/proc/self/fd")
+    journals = [read_journal(tmp_path / f"{number}.arrows") for number in range(3)]
+    assert len(os.listdir("/proc/self/fd")) == len(before)
+    for number, journal in enumerate(journals):
+        (tmp_path / f"{number}.arrows").unlink()
+        for found, expected in zip(journal.episodes, episodes(2), strict=True):
+            assert_equal(found, expected)
