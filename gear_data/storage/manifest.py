@@ -356,6 +356,10 @@ class Manifest:
         except ManifestError as error:
             error.file, error.hint = name, _RESTORE
             raise
+        try:
+            statistics = {name: ColumnStatistics.from_record(item) for name, item in record.statistics.items()}
+        except ValueError as error:  # rows of different lengths
+            raise ManifestError(f"malformed statistics: {error}", file=name, hint=_RESTORE) from error
         manifest = Manifest(
             episodes=record.episodes,
             steps=record.steps,
@@ -363,7 +367,7 @@ class Manifest:
             schema=schema,
             shards=tuple(map(ShardEntry.from_record, record.shards)),
             tables=record.tables,
-            statistics={name: ColumnStatistics.from_record(item) for name, item in record.statistics.items()},
+            statistics=statistics,
             provenance=record.provenance,
             findings=record.findings,
             growth=None if record.growth is None else Growth.from_record(record.growth),
@@ -382,6 +386,9 @@ class Manifest:
         """
         for entry in self.files:
             check_inside(entry.file, name)
+        videos = self.provenance.get("videos", {})
+        if not isinstance(videos, dict) or not isinstance(videos.get("bytes", 0), int):
+            raise ManifestError("its provenance of videos is malformed", file=name, hint=_RESTORE)
         if "episodes" not in self.tables:
             raise ManifestError("it lists no episode table", file=name, hint=_RESTORE)
         if ("finals" in self.tables) != bool(self.schema.final_columns):

@@ -278,6 +278,9 @@ def test_a_missing_field(key: str, edit: Any) -> None:
         (lambda data: data["shards"][0]["buffers"].update(rewards=1 << 40), "missing or past"),
         (lambda data: data["statistics"].pop("rewards"), "statistics"),
         (lambda data: data["statistics"]["observations"].update(mean=[0.0]), "statistics"),
+        (lambda data: data["statistics"]["rewards"].update(quantiles=[[0.0], [0.0, 1.0]]), "malformed statistics"),
+        (lambda data: data["provenance"].update(videos=None), "provenance of videos"),
+        (lambda data: data["provenance"].update(videos={"bytes": "many"}), "provenance of videos"),
     ],
 )
 def test_a_manifest_that_contradicts_itself(change: Any, message: str, edit: Any) -> None:
