@@ -42,6 +42,11 @@ _DATASET_FILES = frozenset((
     MANIFEST_NAME, CARD_NAME, PROGRESS, "episodes.arrow", "finals.arrow", STEP_MASK_FILE, *TABLE_FILES.values(),
     "shards", "sidecars", VIDEOS, *GROWING_FOLDERS, ".gitattributes", ".git",
 ))  # fmt: skip
+#: Advice to replace the destination, and advice that works at a URL (see `_check_remote`).
+_REMOTE_ADVICE = (
+    ("with --overwrite (overwrite=True)", "after you removed the destination"),
+    ("use --overwrite (overwrite=True) to convert again", "remove the destination, and convert again"),
+)
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,12 @@ def locked_target(target: Target, overwrite: bool, resume: bool) -> Iterator[Loc
             replaced or resumed.
         UnwritableError: the destination cannot be used.
     """
+    with _possible_advice(target), _locked(target, overwrite, resume) as locked:
+        yield locked
+
+
+@contextmanager
+def _locked(target: Target, overwrite: bool, resume: bool) -> Iterator[LockedTarget]:
     store = open_file_store(target.folder)
     if resume and store.size(MANIFEST_NAME) is not None and not store.files(PROGRESS):
         if isinstance(store, LocalFileStore):
@@ -165,6 +176,18 @@ def finished_manifest(store: FileStore, locked: LockedTarget, identity: Mapping[
     if locked.locks:
         store.clear(PROGRESS, keep=LOCK)
     return manifest
+
+
+@contextmanager
+def _possible_advice(target: Target) -> Iterator[None]:
+    """Gives errors of the body advice that works: no run replaces a destination at a URL."""
+    try:
+        yield
+    except GearError as error:
+        if error.hint and is_remote(target.folder):
+            for advice, possible in _REMOTE_ADVICE:
+                error.hint = error.hint.replace(advice, possible)
+        raise
 
 
 @contextmanager

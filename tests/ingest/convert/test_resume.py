@@ -19,7 +19,10 @@ from gear_data.errors import (
     StorageFullError,
     UnwritableError,
 )
+from gear_data.storage.remote.object_store import open_file_store
+from gear_data.storage.remote.range_reader import filesystem_of
 from gear_data.storage.writing import staging
+from gear_data.storage.writing.file_store import put_text
 from gear_data.storage.writing.shard_writer import ShardWriter
 from tests.support.hangs import SPECIAL_FILES, no_hang
 from tests.support.manifests import signed
@@ -245,3 +248,20 @@ def test_a_relative_path_among_several_sources(
     monkeypatch.chdir(tmp_path)
     gear_data.convert([source.name, f"../{tmp_path.name}/other.parquet"], "d", shard_bytes=2048, resume=True)
     assert set(gear_data.open("d").episodes["embodiment"]) == {"s", "other"}
+
+
+def test_advice_for_a_destination_at_a_url(source: Path, memory_url: str) -> None:
+    """No run replaces it: `overwrite` is refused."""
+    gear_data.convert(source, memory_url, shard_bytes=2048)
+    with pytest.raises(ResumeError, match="another shard_bytes") as error:
+        gear_data.convert(source, memory_url, shard_bytes=4096, resume=True)
+    assert error.value.hint == "remove the destination, and convert again"
+    store = open_file_store(memory_url)
+    store.remove("manifest.json")
+    put_text(store, ".progress/options.json", "{")
+    with pytest.raises(ResumeError, match=r"options\.json") as error:
+        gear_data.convert(source, memory_url, shard_bytes=4096, resume=True)
+    assert error.value.hint == "start again after you removed the destination"
+    filesystem, place = filesystem_of(memory_url)
+    filesystem.rm(place, recursive=True)
+    assert gear_data.convert(source, memory_url, shard_bytes=4096, resume=True).episodes > 0
