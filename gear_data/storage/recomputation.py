@@ -86,7 +86,7 @@ class Recomputation:
         self._shards += 1
         self._contents += contents
         self._statistics.add(block.columns, block.lengths)
-        self._compare_table(block, contents, episodes)
+        self._compare_table(index, block, contents, episodes)
         self._compare_shard(index, block)
 
     def finish(self) -> tuple[Difference, ...]:
@@ -114,8 +114,10 @@ class Recomputation:
                         Difference(MANIFEST_NAME, column, None, value, _plain(old[element]), _plain(new[element]))
                     )
 
-    def _compare_table(self, block: EpisodeBlock, contents: list[bytes], episodes: pa.Table) -> None:
-        file, first_row = self._manifest.tables["episodes"].file, int(episodes.column("episode_id")[0].as_py())
+    def _compare_table(self, index: int, block: EpisodeBlock, contents: list[bytes], episodes: pa.Table) -> None:
+        file = self._manifest.tables["episodes"].file
+        # Not the id of its first episode: after an eviction, ids have gaps.
+        first_row = sum(shard.episodes for shard in self._manifest.shards[:index])
         last = block.offsets[1:] - 1
         for name in _FLAGS:
             computed = block.columns[name][last].astype(np.bool_)

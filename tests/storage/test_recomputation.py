@@ -18,8 +18,11 @@ from gear_data.cli import main
 from gear_data.ingest.engine import tasks
 from gear_data.ingest.sources.tables import read_units
 from gear_data.storage import content_hash, recomputation
+from gear_data.storage.dataset_files import open_files
+from gear_data.storage.episode_tables import with_values
 from gear_data.storage.manifest import Manifest, fingerprint
 from gear_data.storage.recomputation import MOST_ROWS, Difference
+from gear_data.storage.verify import episode_block, read_shard
 from tests.support.manifests import edited_manifest, read_ipc, replace_table, sign_file
 
 EPISODES = "episodes.arrow"
@@ -236,3 +239,17 @@ def test_the_command(dataset: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", str(dataset), "--deep", "--json"]) == 1
     (found,) = json.loads(capsys.readouterr().out)["differences"]
     assert (found["file"], found["column"], found["row"], found["stored"]) == (EPISODES, "return", 0, 1e6)
+
+
+def test_rows_are_no_ids(dataset: Path) -> None:
+    """After an eviction, the ids of episodes have gaps."""
+    manifest = Manifest.load(dataset)
+    (first, second, *_) = manifest.shards
+    table = _set("terminated", first.episodes, lambda value: not value)(read_ipc(dataset / EPISODES))
+    table = with_values(table, "episode_id", table.column("episode_id").to_numpy() + 7)
+    rows = table.slice(first.episodes, second.episodes)
+    block = episode_block(read_shard(open_files(dataset).local, manifest.schema, second), manifest, rows, None)
+    computed = recomputation.Recomputation(manifest)
+    computed.add(1, block, rows.column("content").to_pylist(), rows)
+    (found,) = computed.finish()
+    assert (found.column, found.row) == ("terminated", first.episodes)
