@@ -163,6 +163,8 @@ class BatchInputs:
 
     def __del__(self, wait: Callable[[Any, int], None] = wait_before_free) -> None:
         wait(self.collected.synchronize, self._process)
+        if self.valid_counts is not None:  # a batch may hold them, and they hold the pinned memory until they are read
+            wait(self.valid_counts.wait, self._process)
 
     def clear(self, address: int) -> None:
         """Prepares the pinned memory for the next batch, and waits for the last one.
