@@ -56,13 +56,15 @@ class LookAhead:
     count: int
 
     def after(self, step: int, count: int) -> Iterator[tuple[int, Windows]]:
-        """Yields the next batches after a step, of its pass: their steps, and their windows.
-
-        A sampler of the user may have no windows for steps after the last one.
-        """
-        end = min(step + count * self.stride + 1, self.layout.end(self.layout.number(step)))
-        for coming in range(step + self.stride, end, self.stride):
-            windows = self.source.sample(coming, self.rows.batch_size)
+        """Yields the next batches after a step, also of the next pass: their steps, and their windows."""
+        end = self.layout.end(self.layout.number(step))
+        for coming in range(step + self.stride, step + count * self.stride + 1, self.stride):
+            try:
+                windows = self.source.sample(coming, self.rows.batch_size)
+            except Exception:
+                if coming < end:
+                    raise
+                return  # a sampler of the user may have no windows for steps of another pass
             first, last = self.rows.bounds(coming, len(windows))
             yield coming, windows[first:last]
 

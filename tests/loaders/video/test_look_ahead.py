@@ -67,7 +67,7 @@ class Listed:
 
 
 @pytest.mark.parametrize("passes", ["continue", "repeat"])
-def test_no_step_after_the_last_one_is_sampled(filmed: Filmed, passes: str) -> None:
+def test_a_sampler_may_end_with_the_last_step(filmed: Filmed, passes: str) -> None:
     loader = SequenceLoader(
         gear_data.open(filmed.path), 2, **grouped(context=1, columns=[WRIST], sampler=Listed(8), steps=4, seed=4,
         passes=passes, threads=1, prefetch=3),
