@@ -36,7 +36,7 @@ def remove_unlocked(path: Path, is_unused: Callable[[], bool] = lambda: True) ->
     except OSError:
         return False
     finally:
-        _release(descriptor)
+        release(descriptor)
     return True
 
 
@@ -65,7 +65,7 @@ def locked(path: Path) -> Iterator[None]:
                 yield
                 return
         finally:
-            _release(descriptor)
+            release(descriptor)
 
 
 def _is_at(path: Path, descriptor: int) -> bool:
@@ -76,7 +76,8 @@ def _is_at(path: Path, descriptor: int) -> bool:
         return False
 
 
-def _release(descriptor: int) -> None:
+def release(descriptor: int) -> None:
+    """Unlocks and closes a file."""
     # Closing is not enough: a child that was forked meanwhile keeps the same lock open.
     with suppress(OSError):
         fcntl.flock(descriptor, fcntl.LOCK_UN)

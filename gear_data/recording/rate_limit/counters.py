@@ -18,14 +18,13 @@ import time
 import uuid
 import weakref
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import msgspec
 
-from gear_data.common.file_lock import remove_unlocked
+from gear_data.common.file_lock import release, remove_unlocked
 from gear_data.common.typed_json import resolved
 from gear_data.errors import UnwritableError
 from gear_data.recording.rate_limit.limit import Counts, RateLimit
@@ -176,10 +175,9 @@ def _locked(path: Path, flags: int) -> int | None:
 
 def _release(lock: int, pid: int) -> None:
     if os.getpid() == pid:
-        with suppress(OSError):
-            # Closing is not enough: a child that was forked meanwhile keeps the same lock open.
-            fcntl.flock(lock, fcntl.LOCK_UN)
-    os.close(lock)
+        release(lock)
+    else:
+        os.close(lock)
 
 
 def _is_held(path: Path) -> bool:

@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from gear_data.common.file_lock import locked
+from gear_data.common.file_lock import locked, release
 from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError
 from gear_data.storage.atomic import checksum, typed_write_errors
 from gear_data.storage.manifest import FileEntry
@@ -111,7 +111,7 @@ class ShardCache:
             _mark_used(path)
             yield path
         finally:
-            _release(descriptor)
+            release(descriptor)
             if fetched:
                 # The cache may be above its limit: after several fetches at once, or a file larger than the limit.
                 with typed_write_errors(path), locked(self._locks / "room"):
@@ -266,7 +266,7 @@ def _open_locked(path: Path) -> int | None:
     _lock(descriptor, fcntl.LOCK_SH)
     if os.fstat(descriptor).st_nlink:
         return descriptor
-    _release(descriptor)  # removed between opening and locking
+    release(descriptor)  # removed between opening and locking
     return None
 
 
@@ -287,16 +287,10 @@ def _remove_unused(path: Path) -> bool:
         path.unlink(missing_ok=True)
         return True
     finally:
-        _release(descriptor)
+        release(descriptor)
 
 
 def _lock(descriptor: int, operation: int) -> None:
     # A file system without locks raises OSError. The cache then works without locks.
     with suppress(OSError):
         fcntl.flock(descriptor, operation)
-
-
-def _release(descriptor: int) -> None:
-    # Closing is not enough: a child that was forked meanwhile keeps the same lock open.
-    _lock(descriptor, fcntl.LOCK_UN)
-    os.close(descriptor)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 import msgspec
 
+from gear_data.common.file_lock import release
 from gear_data.common.typed_json import resolved
 from gear_data.errors import DestinationExistsError, ForkedProcessError, UnwritableError
 from gear_data.storage.atomic import typed_write_errors
@@ -291,10 +292,8 @@ def _release(place: int, lock: int, folder_name: str) -> None:
             os.unlink(LOCK_NAME, dir_fd=place)
     with suppress(OSError):
         os.rmdir(f"../{folder_name}", dir_fd=place)  # fails if it holds other files
-    with suppress(OSError):
-        # Closing is not enough: a child that was forked meanwhile keeps the same lock open.
-        fcntl.flock(lock, fcntl.LOCK_UN)
-    _close(place, lock)
+    release(lock)
+    os.close(place)
 
 
 def _close(place: int, lock: int) -> None:
