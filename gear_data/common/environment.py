@@ -1,8 +1,9 @@
-"""What surrounds this process: typed environment variables, and cores."""
+"""What surrounds this process: typed environment variables, cores, and the CUDA device."""
 
 from __future__ import annotations
 
 import os
+import sys
 
 from gear_data.errors import InvalidArgumentError
 
@@ -10,6 +11,15 @@ from gear_data.errors import InvalidArgumentError
 def usable_cores() -> int:
     """Returns the number of cores that this process may use. macOS tells only the machine's cores."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def current_cuda_device() -> int | None:
+    """Returns torch's current CUDA device of this thread; None: torch does not use CUDA in this process.
+
+    A process that has not used CUDA is not made to: it could not be forked any more.
+    """
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_initialized() else None
 
 
 def env_seconds(variable: str, default: float) -> float:

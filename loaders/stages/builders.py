@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
+from gear_data.common.environment import current_cuda_device
 from gear_data.loaders.batch_iterator import BatchIterator
 from gear_data.loaders.builders.batch import BatchBuilder, BuiltBatch, RankRows
 from gear_data.loaders.metrics import Meter
@@ -32,7 +32,7 @@ class StageBuilders:
         stage = stages.newest
         self.group = stage.batches.group(rows)
         self._current = stage, stage.batches.builder(rows, self.group)
-        self._device = _current_device()
+        self._device = current_cuda_device()
         # The builder before the current one: a thread may still need it.
         self._previous: tuple[Stage, BatchBuilder] | None = None
 
@@ -70,12 +70,6 @@ class StageBuilders:
                 return builder.build(steps)
             split = next(place for place, step in enumerate(steps) if step >= end)
             return [*builder.build(steps[:split]), *self.build(steps[split:])]
-
-
-def _current_device() -> int | None:
-    """Returns torch's current CUDA device; None: torch does not use CUDA in this process."""
-    torch = sys.modules.get("torch")
-    return int(torch.cuda.current_device()) if torch is not None and torch.cuda.is_initialized() else None
 
 
 def _on_device(device: int | None) -> AbstractContextManager[object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from gear_data.common.environment import current_cuda_device
 from gear_data.video.decoding import nvdec, pyav, torchcodec
 from gear_data.video.decoding.decoder import Decoder
 from gear_data.video.decoding.options import Backend
@@ -20,7 +21,7 @@ def decoder_maker(backend: Backend) -> Callable[[VideoFile], Decoder]:
     """
     decoder_version(backend)
     if backend == "nvdec":
-        return nvdec.maker_of_current_device()
+        return nvdec.NvdecMaker(current_cuda_device())
     return torchcodec.TorchcodecDecoder if backend == "torchcodec" else pyav.PyavDecoder
 
 

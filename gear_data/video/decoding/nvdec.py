@@ -7,7 +7,6 @@ itself would decode on the CPU, without a word.
 from __future__ import annotations
 
 import ctypes
-import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -65,15 +64,6 @@ class NvdecMaker:
 
     def __call__(self, video: VideoFile) -> torchcodec.TorchcodecDecoder:
         return nvdec_decoder(video, self.device)
-
-
-def maker_of_current_device() -> NvdecMaker:
-    """Returns the maker of decoders on the current CUDA device of this thread.
-
-    A process that has not used CUDA is not made to: it could not be forked any more.
-    """
-    torch = sys.modules.get("torch")
-    return NvdecMaker(torch.cuda.current_device() if torch is not None and torch.cuda.is_initialized() else None)
 
 
 def nvdec_decoder(video: VideoFile, device: int | None = None) -> torchcodec.TorchcodecDecoder:
