@@ -21,7 +21,6 @@ from gear_data.loaders.builders.postprocess import (
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.frameworks.workers import get_worker_info
 from gear_data.loaders.node_local import max_rows
-from gear_data.loaders.passes.layout import PassLayout
 from gear_data.loaders.video.readers import CameraReaders
 from gear_data.loaders.window_source import WindowSource
 
@@ -36,7 +35,6 @@ class BatchSource:
         config: the arguments of the loader.
         components: its datasets.
         source: samples its windows.
-        layout: the steps of each pass.
         builders: of another generation of the datasets; None: chosen here.
 
     Raises:
@@ -48,11 +46,9 @@ class BatchSource:
         config: LoaderConfig,
         components: Sequence[LoaderComponent],
         source: WindowSource,
-        layout: PassLayout,
         builders: BuilderFactory | None = None,
     ) -> None:
         self._config, self._components, self._source = config, components, source
-        self.layout = layout
         self._postprocess = PostprocessConfig(
             config.batch.half,
             dict(config.decoders),
@@ -113,8 +109,7 @@ class BatchSource:
             from gear_data.loaders.video.camera_collector import LookAhead
 
             worker = get_worker_info()
-            stride = 1 if worker is None else worker.num_workers
-            ahead = LookAhead(self._source, self.layout, rows, stride, prefetch)
+            ahead = LookAhead(self._source, rows, 1 if worker is None else worker.num_workers, prefetch)
         # Enough for the batches that are ready and in progress. With fewer, the builder would wait for the device.
         # Larger groups are collected together.
         return self._builder(rows, group, IDLE_BUFFERS + prefetch + 4 * min(group, 4), ahead)

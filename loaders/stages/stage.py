@@ -146,7 +146,7 @@ def first_stage(config: LoaderConfig, *, ask_rank_zero: bool) -> tuple[Stage, Pa
     config.resolved_framework.check_last_batch(layout.last_rows)
     selections = tuple(component.selection for component in components)
     source = make_window_source(selections, layout, config.proportions, join=config.joined)
-    return Stage(config, components, source, BatchSource(config, components, source, layout)), layout
+    return Stage(config, components, source, BatchSource(config, components, source)), layout
 
 
 def later_stage(
@@ -167,5 +167,5 @@ def later_stage(
     config = before.config.with_datasets(datasets)
     components = make_components(config, ask_rank_zero=ask_rank_zero, origins=origins)
     source = before.source.with_selections(tuple(component.selection for component in components))
-    batches = BatchSource(config, components, source, before.batches.layout, before.batches.builders)
+    batches = BatchSource(config, components, source, before.batches.builders)
     return Stage(config, components, source, batches, from_step)

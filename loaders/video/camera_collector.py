@@ -15,7 +15,6 @@ from gear_data.collection.buffers import Allocate, BufferPool, plain_memory
 from gear_data.collection.output import CHANNELS_FIRST, DEPTH, Output, Padding
 from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
-from gear_data.loaders.passes.layout import PassLayout
 from gear_data.loaders.presets.transitions import INTERVALS
 from gear_data.loaders.video.letterbox import LetterboxFrames
 from gear_data.loaders.video.planar_frames import PlanarFrames, PlanarPool
@@ -43,28 +42,26 @@ class LookAhead:
 
     Attributes:
         source: samples their windows.
-        layout: the steps of each pass.
         rows: the rows of this rank.
         stride: distance of two of their steps.
         count: the batches that are built soon: frames that they want of a group that is decoded now are kept.
     """
 
     source: WindowSource
-    layout: PassLayout
     rows: RankRows
     stride: int
     count: int
 
     def after(self, step: int, count: int) -> Iterator[tuple[int, Windows]]:
-        """Yields the next batches after a step, also of the next pass: their steps, and their windows."""
-        end = self.layout.end(self.layout.number(step))
+        """Yields the next batches after a step, also of the next pass: their steps, and their windows.
+
+        It ends where the sampler fails, as one of the user may after a pass. The batch itself raises the error.
+        """
         for coming in range(step + self.stride, step + count * self.stride + 1, self.stride):
             try:
                 windows = self.source.sample(coming, self.rows.batch_size)
             except Exception:
-                if coming < end:
-                    raise
-                return  # a sampler of the user may have no windows for steps of another pass
+                return
             first, last = self.rows.bounds(coming, len(windows))
             yield coming, windows[first:last]
 

@@ -207,7 +207,7 @@ class FrameItems:
                 stage = self._loader._stages.newest
                 layout = PassLayout(rows, None, None, False)
                 listed = _ListedWindows(stage.components[0].selection, layout)
-                batches = BatchSource(stage.config, stage.components, listed, layout, stage.batches.builders)
+                batches = BatchSource(stage.config, stage.components, listed, stage.batches.builders)
                 self._builder = rows, in_worker, listed, batches.builder(RankRows(layout, 0, 1), 1)
             _, _, listed, builder = self._builder
             listed.windows = windows
