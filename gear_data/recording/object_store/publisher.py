@@ -151,11 +151,11 @@ class _Uploads:
         self._check_waiting(newest)
         growth, acceptance = growth_of(newest), _acceptance(self._bucket, newest)
 
-        # Read again when it is sealed: a journal that was read keeps its file mapped, and many wait after an outage.
-        names = {file: _name_of(file, read_journal(file)) for file in files}
+        contents = {file: read_journal(file) for file in files}
+        names = {file: _name_of(file, journal) for file, journal in contents.items()}
 
         def seal(file: Path) -> SealedJournal | None:
-            name, folder = names[file], sealed(file, read_journal(file), progress, acceptance)
+            name, folder = names[file], sealed(file, contents[file], progress, acceptance)
             if folder is None:
                 return None
             comes_back = file not in self._journals.new and self._bucket.conditional.read(name.claim) is None
