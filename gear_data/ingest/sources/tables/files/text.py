@@ -41,7 +41,11 @@ def _csv_tables(header: bool | None, file: SourceFile, model: pa.Schema | None) 
     separator = "\t" if ".tsv" in PurePosixPath(file.name).suffixes else ","
     if header is None:
         _refuse_numbers(file, separator)
-    builder, split = split_builder(Csv, file, sep=separator, **({"header": None} if header is False else {}))
+    # By default pandas reads 0.30000000000000004 as 0.3: it keeps 17 digits, and counts zeros in front as digits.
+    options: dict[str, Any] = {"sep": separator, "float_precision": "round_trip"}
+    if header is False:
+        options["header"] = None
+    builder, split = split_builder(Csv, file, **options)
     for _, table in builder._generate_tables(**split):
         yield table
 

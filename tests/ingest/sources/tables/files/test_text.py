@@ -136,6 +136,18 @@ def test_a_value_of_another_type_is_refused_with_file_and_row(tmp_path: Path) ->
         _loaded("csv", [source], tmp_path / "cache")
 
 
+def test_csv_keeps_all_digits(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    values = [0.30000000000000004, 0.00012345678901234567, 1e-300, 5e-324, 1.7976931348623157e308, -0.1]
+    values += (random.standard_normal(2000) * 10.0 ** random.integers(-12, 12, 2000)).tolist()
+    rows = "".join(f"{i // 100},{value!r},{value!r}\n" for i, value in enumerate(values))
+    path = _write(tmp_path / "a.csv", f"episode,observation,action\n{rows}")
+    gear_data.convert(path, tmp_path / "d")
+    read = gear_data.open(tmp_path / "d")
+    got = np.concatenate([read[i]["observations"] for i in range(len(read))])
+    assert got.tolist() == values
+
+
 def test_an_array_keeps_all_digits_and_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_array, "_BLOCK", 4000)
     monkeypatch.setattr(json_array, "_CHUNK", 7)
