@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from gear_data.collection.buffers import IDLE_BUFFERS
-from gear_data.loaders.arguments.checks import check_rank_rows
+from gear_data.loaders.arguments.checks import check_rank_rows, warn_of_empty_batches
 from gear_data.loaders.arguments.config import LoaderConfig
 from gear_data.loaders.batch_iterator import Group
 from gear_data.loaders.builders.backend import BuilderFactory, resolve_backend
@@ -83,6 +83,7 @@ class BatchSource:
             InvalidArgumentError: some ranks would get empty batches.
         """
         check_rank_rows(rows.batch_size, rows.world_size)
+        warn_of_empty_batches(rows.layout.last_rows, rows.world_size)
         if not self._config.prefetch:
             return 1
         batch_bytes = self.most_rows(rows) * max(component.row_bytes for component in self._components)

@@ -114,7 +114,7 @@ class SequenceLoader(LoaderBase):
             have the keys `cu_seqlens`, `max_seqlen`, `position_ids` and `segment_ids`. None: each window is a row.
         steps: number of batches of a pass; None: no end.
         epochs: a pass has as many batches as this many epochs, each over all windows. With `shuffle` and `fifo` the
-            last batch may have fewer rows.
+            last batch may have fewer rows, and some ranks none of them.
         passes: `continue`: each pass follows the pass before. `repeat`: each has the same batches, for validation.
         rank, world_size: None reads torch.distributed, or JAX's processes, if they are initialised, else 0 of 1. All
             ranks make the loader then, and begin with the generations that rank 0 opened.

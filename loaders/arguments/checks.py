@@ -99,6 +99,17 @@ def _warn_of_padding(path: str, context: int, longest: int) -> None:
     _log.warning(f"{text}; give context=%d or less", path, context, longest, longest)
 
 
+@lru_cache(maxsize=1024)
+def warn_of_empty_batches(rows: int, world_size: int) -> None:
+    """Writes a warning to the log, once in a process, if some ranks have no row of the last batch of a pass.
+
+    rows: of the last batch.
+    """
+    if rows < world_size:
+        text = "the last batch of a pass has %d rows for %d ranks: some ranks have none, and their mean loss is NaN"
+        _log.warning(f"{text}; give steps= instead of epochs=, so that every batch is whole", rows, world_size)
+
+
 def check_dtype(dtype: Dtype) -> tuple[np.dtype[Any] | None, str | None]:
     """Resolves the loader's argument `dtype`.
 

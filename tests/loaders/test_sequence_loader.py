@@ -14,6 +14,7 @@ import torch
 import gear_data
 from gear_data import SequenceLoader
 from gear_data.errors import DeviceError, InvalidArgumentError, StateMismatchError, UnknownNameError
+from gear_data.loaders.arguments.checks import warn_of_empty_batches
 from gear_data.residency import RESIDENCIES
 from tests.support.feed import data as feed_data
 from tests.support.feed import reference as ref
@@ -464,3 +465,16 @@ def test_a_context_longer_than_every_episode(dataset, episodes, caplog):
     for options in ({"context": longest}, {"context": longest + 3, "pack": 1000}, {}):
         SequenceLoader(dataset, batch_size=2, **options)
     assert len(caplog.records) == 1
+
+
+def test_ranks_without_rows_of_the_last_batch(dataset, caplog):
+    """The log says it once: a mean over no rows is NaN, and so are then the gradients of all ranks."""
+    warn_of_empty_batches.cache_clear()
+    options = {**OPTIONS, "batch_size": dataset.num_steps - 2, "sampler": "shuffle", "epochs": 1}
+    for ranks, rows in ((2, [1, 1]), (3, [0, 1, 1]), (3, [0, 1, 1])):
+        last = [take(SequenceLoader(dataset, rank=rank, world_size=ranks, **options), 2)[1] for rank in range(ranks)]
+        assert [len(batch["valid_count"]) for batch in last] == rows
+    assert [record.getMessage() for record in caplog.records] == [
+        "the last batch of a pass has 2 rows for 3 ranks: some ranks have none, and their mean loss is NaN; give "
+        "steps= instead of epochs=, so that every batch is whole"
+    ]
