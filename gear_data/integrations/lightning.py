@@ -116,7 +116,9 @@ class _TrainingBatches(_Batches):
         self._step, self._finished = state["step"], None
 
     def _next_step(self) -> int:
-        return self._step + (0 if self._finished is None else self._count() - self._finished)
+        step = self._step + (0 if self._finished is None else self._count() - self._finished)
+        layout = self._loader._layout
+        return step % layout.batches if layout.repeat and layout.batches else step
 
     def _count(self) -> int:
         """Returns the number of batches that the Trainer has finished, in all epochs."""

@@ -75,6 +75,13 @@ trainer = fit(
 assert equal(policy.trained, expected[:8]), "two epochs of half a pass"
 assert equal(policy.validated[1:], global_batches(ds, 2, **OPTIONS, seed=1) * 2), "two validations"
 
+# Passes with the same batches, in more epochs than two.
+policy = Policy()
+data = LoaderDataModule(gear_data.SequenceLoader(ds, **OPTIONS, steps=2, passes="repeat"))
+fit(policy, data, max_epochs=3, enable_checkpointing=False)
+assert equal(policy.trained, expected[:2] * 3), "three epochs of one pass"
+assert data.state_dict()["step"] == 0
+
 # A new loader goes on from the checkpoint at the end of an epoch.
 policy = Validated()
 data = LoaderDataModule(gear_data.SequenceLoader(ds, **OPTIONS, steps=8), val)
