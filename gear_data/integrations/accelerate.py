@@ -81,9 +81,14 @@ class PreparedLoader:
 
         Accelerate steps a scheduler once for each process, because it assumes that each process reads a whole batch.
         """
+        from accelerate.scheduler import AcceleratedScheduler
+
         processes = self._accelerator.num_processes
         for scheduler in self._accelerator._schedulers if processes > 1 else ():
-            if getattr(scheduler, "step_with_optimizer", False) and not getattr(scheduler, "split_batches", True):
+            # DeepSpeed and Megatron-LM step theirs once a batch: Accelerate's wrappers of them do not step.
+            if getattr(type(scheduler), "step", None) is not AcceleratedScheduler.step:
+                continue
+            if scheduler.step_with_optimizer and not scheduler.split_batches:
                 raise InvalidArgumentError(
                     f"Accelerate would step the learning-rate scheduler {processes} times a batch, because it assumes "
                     "that each process reads a whole batch; a loader's batch_size is the batch of all processes",

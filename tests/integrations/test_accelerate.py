@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 from accelerate import Accelerator
+from accelerate.scheduler import AcceleratedScheduler
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils.deepspeed import DeepSpeedSchedulerWrapper
 
 import gear_data
-from gear_data.integrations.accelerate import prepare_loader
+from gear_data.errors import InvalidArgumentError
+from gear_data.integrations.accelerate import PreparedLoader, prepare_loader
 from tests.support.integrations import recorder
 from tests.support.integrations.training_runs import SCRIPTS, RankServer, check_over, check_resumed, global_batches
 
@@ -69,3 +74,17 @@ def test_a_scheduler_that_would_step_for_each_process(ranks: RankServer, trained
         assert "step the learning-rate scheduler 2 times a batch" in log
         assert "DataLoaderConfiguration(split_batches=True)" in log
     assert refused.inputs == [[], []]
+
+
+def test_a_scheduler_that_deepspeed_steps(trained_on: Path) -> None:
+    """Accelerate does not step it, and `split_batches` does not concern it."""
+    GradientState._reset_state()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    accelerator = SimpleNamespace(num_processes=2, gradient_state=GradientState(), device=torch.device("cpu"))
+    batches = PreparedLoader(accelerator, gear_data.SequenceLoader(gear_data.open(trained_on), 4, steps=3))
+    accelerator._schedulers = [DeepSpeedSchedulerWrapper(scheduler, optimizer)]
+    assert len(list(batches)) == 3
+    accelerator._schedulers = [AcceleratedScheduler(scheduler, optimizer)]
+    with pytest.raises(InvalidArgumentError, match="2 times a batch"):
+        next(iter(batches))
