@@ -78,8 +78,24 @@ class LoaderTrainer(Trainer):
         chosen = self.eval_dataset if eval_dataset is None else eval_dataset
         if isinstance(chosen, str):
             chosen = self.eval_dataset[chosen]
-        _check_end(chosen)
-        return chosen.dataloader() if isinstance(chosen, SequenceLoader) else super().get_eval_dataloader(eval_dataset)
+        gathers = self.compute_metrics is not None
+        own = isinstance(chosen, SequenceLoader)
+        return self._eval_batches(chosen, gathers) if own else super().get_eval_dataloader(eval_dataset)
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """Returns a DataLoader of a loader's batches for `predict`, or Trainer's of another dataset."""
+        own = isinstance(test_dataset, SequenceLoader)
+        return self._eval_batches(test_dataset, True) if own else super().get_test_dataloader(test_dataset)
+
+    def _eval_batches(self, loader: SequenceLoader, gathers: bool) -> DataLoader[Any]:
+        """Returns a DataLoader of a loader's batches for an evaluation.
+
+        gathers: whether Trainer gathers the predictions, unless the arguments say that only the loss counts.
+        """
+        _check_end(loader)
+        if gathers and not self.args.prediction_loss_only:
+            _check_rows(loader)
+        return loader.dataloader()
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Returns the number of windows of a pass, of all processes."""
@@ -100,9 +116,21 @@ def _check_end(dataset: Any) -> None:
             len(dataset)
     except TypeError as error:
         raise InvalidArgumentError(
-            "the loader in eval_dataset has no end, so the evaluation would have none",
+            "the loader for evaluation has no end, so the evaluation would have none",
             hint="give this SequenceLoader steps= or epochs=, and passes='repeat' for the same batches each time",
         ) from error
+
+
+def _check_rows(loader: SequenceLoader) -> None:
+    """Raises InvalidArgumentError if processes have unlike numbers of rows: to gather them would hang or fail."""
+    processes, last = loader.spec()["world_size"], loader._layout.last_rows
+    if loader.batch_size % processes or last % processes:
+        raise InvalidArgumentError(
+            f"the loader has {loader.batch_size} rows in a batch, and {last} in the last one, for {processes} "
+            "processes, and Trainer gathers predictions of equal rows",
+            hint=f"give this SequenceLoader a batch_size that is a multiple of {processes}, and steps= instead of "
+            "epochs=, so that every batch is whole; or TrainingArguments(prediction_loss_only=True), without metrics",
+        )
 
 
 class _Passes(IterableDataset[Any]):

@@ -28,6 +28,12 @@ class Policy(torch.nn.Module):
         return {"loss": (self.layer(observations) - actions).square().mean()}
 
 
+class Predicting(Policy):
+    def forward(self, observations: torch.Tensor, actions: torch.Tensor, **_: torch.Tensor) -> dict[str, Any]:
+        found = self.layer(observations)
+        return {"loss": (found - actions).square().mean(), "logits": found}
+
+
 def arguments(**options: Any) -> TrainingArguments:
     return TrainingArguments(
         sys.argv[2], use_cpu=True, report_to="none", disable_tqdm=True, save_steps=2, label_names=["actions"], **options
@@ -49,6 +55,17 @@ with torch.no_grad():
     expected = torch.stack([policy(**batch)["loss"] for batch in val]).mean().item()
 assert losses == pytest.approx([expected, expected], rel=1e-5)
 
+# Predictions, also those of a loader whose batches processes could not share equally, where none are gathered.
+predicted = LoaderTrainer(Predicting(), arguments(max_steps=4), train_dataset=loader).predict(val)
+assert predicted.predictions.shape == (24, 5, 3)
+assert predicted.label_ids.tolist() == torch.cat([batch["actions"] for batch in val]).tolist()
+uneven = gear_data.SequenceLoader(ds, 7, context=5, steps=2, rank=0, world_size=2)
+assert LoaderTrainer(Policy(), arguments(max_steps=4), train_dataset=loader).evaluate(uneven)["eval_loss"] > 0
+measured = LoaderTrainer(Predicting(), arguments(max_steps=4), train_dataset=loader, compute_metrics=lambda found: {})
+for evaluation in (measured.evaluate, measured.predict):
+    with pytest.raises(InvalidArgumentError, match="7 rows in a batch, and 7 in the last one, for 2 processes"):
+        evaluation(uneven)
+
 # More steps of the same run, in the place of the state's step.
 loader = gear_data.SequenceLoader(ds, **OPTIONS)
 trainer = LoaderTrainer(Policy(), arguments(max_steps=6), train_dataset=loader)
@@ -62,9 +79,9 @@ with pytest.raises(
 with pytest.raises(InvalidArgumentError, match="train_dataset is a list, not a SequenceLoader"):
     LoaderTrainer(Policy(), arguments(), train_dataset=[])
 for evaluated in (loader, {"endless": loader}):
-    with pytest.raises(InvalidArgumentError, match="eval_dataset has no end"):
+    with pytest.raises(InvalidArgumentError, match="the loader for evaluation has no end"):
         LoaderTrainer(Policy(), arguments(max_steps=6), train_dataset=loader, eval_dataset=evaluated)
-with pytest.raises(InvalidArgumentError, match="eval_dataset has no end"):
+with pytest.raises(InvalidArgumentError, match="the loader for evaluation has no end"):
     LoaderTrainer(Policy(), arguments(max_steps=6), train_dataset=loader).evaluate(loader)
 with pytest.raises(InvalidArgumentError, match="dataloader_num_workers is 2"):
     LoaderTrainer(Policy(), arguments(max_steps=6, dataloader_num_workers=2), train_dataset=loader)
