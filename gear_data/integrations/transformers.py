@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from gear_data.errors import InvalidArgumentError, StateMismatchError
+from gear_data.integrations.accelerate import PreparedLoader
 from gear_data.integrations.deepspeed import batch_sizes
 from gear_data.loaders.sequence_loader import SequenceLoader
 
@@ -95,11 +96,11 @@ class LoaderTrainer(Trainer):
         _check_end(loader)
         if gathers and not self.args.prediction_loss_only:
             _check_rows(loader)
-        return loader.dataloader()
+        return DataLoader(_Evaluation(PreparedLoader(self.accelerator, loader)), batch_size=None)
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Returns the number of windows of a pass, of all processes."""
-        if isinstance(dataloader.dataset, SequenceLoader | _Passes):
+        if isinstance(dataloader.dataset, SequenceLoader | _Passes | _Evaluation):
             batch_size: int = self.train_dataset.batch_size
             return len(dataloader.dataset) * batch_size
         return super().num_examples(dataloader)  # type: ignore[no-any-return]
@@ -166,6 +167,24 @@ class _Passes(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         batches, self._resumed = self._resumed, None
         return iter(self._loader) if batches is None else batches
+
+
+class _Evaluation(IterableDataset[Any]):
+    """A loader's batches for an evaluation. Accelerate knows the last one, where `batch_eval_metrics` ends.
+
+    Args:
+        batches: the loader, prepared.
+    """
+
+    def __init__(self, batches: PreparedLoader) -> None:
+        super().__init__()
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._batches)
 
 
 class _LoadState(TrainerCallback):

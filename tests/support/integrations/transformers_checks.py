@@ -66,6 +66,21 @@ for evaluation in (measured.evaluate, measured.predict):
     with pytest.raises(InvalidArgumentError, match="7 rows in a batch, and 7 in the last one, for 2 processes"):
         evaluation(uneven)
 
+# Metrics of one batch after another end at the last batch.
+ends: list[bool] = []
+
+
+def measure(found: Any, compute_result: bool) -> dict[str, float]:
+    ends.append(compute_result)
+    return {"rows": len(found.predictions)}
+
+
+by_batch = arguments(max_steps=4, batch_eval_metrics=True)
+trainer = LoaderTrainer(Predicting(), by_batch, train_dataset=loader, compute_metrics=measure)
+assert trainer.evaluate(val)["eval_rows"] == 8
+assert ends == [False, False, True]
+assert not trainer.accelerator.gradient_state.in_dataloader
+
 # More steps of the same run, in the place of the state's step.
 loader = gear_data.SequenceLoader(ds, **OPTIONS)
 trainer = LoaderTrainer(Policy(), arguments(max_steps=6), train_dataset=loader)
