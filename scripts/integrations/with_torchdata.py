@@ -45,7 +45,8 @@ def main() -> None:
         batches.load_state_dict(saved["batches"])
         done = saved["step"]
     parallel = DistributedDataParallel(model) if dist.is_initialized() else model
-    for step, batch in enumerate(batches, done + 1):
+    # After the last step, none is left: without workers, the next pass would begin.
+    for step, batch in zip(range(done + 1, options.steps + 1), batches, strict=False):
         loss = (parallel(batch["observations"]) - batch["actions"])[batch["mask"]].square().mean()
         optimizer.zero_grad()
         loss.backward()

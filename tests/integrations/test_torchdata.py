@@ -15,3 +15,10 @@ def test_a_killed_run_with_workers_resumes_on_another_number_of_processes(
         ranks, SCRIPTS / "with_torchdata.py", trained_on, tmp_path, expected, world_sizes=(2, 1),
         imports=["torchdata.stateful_dataloader"],
     )  # fmt: skip
+
+
+def test_a_run_without_workers_that_is_over(ranks: RankServer, trained_on: Path, tmp_path: Path) -> None:
+    script, imports = SCRIPTS / "with_torchdata.py", ["torchdata.stateful_dataloader"]
+    command = [trained_on, "--out", tmp_path, "--steps", 4, "--save-every", 4, "--workers", 0]
+    assert [len(steps) for steps in ranks.train(script, command, 2, imports=imports).inputs] == [4, 4]
+    assert ranks.train(script, command, 2, imports=imports).inputs == [[], []]
