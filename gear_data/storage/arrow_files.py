@@ -23,6 +23,9 @@ from gear_data.storage.variable_columns import VariableBuffers, value_offsets
 _HASHED_AT_ONCE = 1 << 30
 #: Remedy for a table that cannot be used.
 _RESTORE = "restore the table, or convert again"
+#: Arrow refuses columns of 2^31 elements or more if it is not asked, for readers that count in 32 bits. One episode of
+#: images may have as many.
+WRITE_OPTIONS = pa.ipc.IpcWriteOptions(allow_64bit=True)
 
 
 def column_array(values: npt.NDArray[Any], type_: pa.DataType) -> pa.Array:
@@ -59,7 +62,7 @@ def table_values(table: pa.Table, name: str) -> npt.NDArray[Any]:
 
 def write_ipc(path: Path, data: pa.Table | pa.RecordBatch) -> None:
     """Writes an uncompressed Arrow IPC file."""
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, data.schema) as writer:
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, data.schema, options=WRITE_OPTIONS) as writer:
         writer.write(data)
 
 

@@ -13,7 +13,7 @@ import pyarrow.feather
 import pytest
 
 import gear_data
-from gear_data.storage.arrow_files import table_values
+from gear_data.storage.arrow_files import table_values, write_ipc
 
 
 def _steps(rollouts: list[Any], name: str) -> np.ndarray:
@@ -106,3 +106,11 @@ def test_values_of_a_column_are_those_of_all_its_chunks(dtype: str, chunks: int)
     assert found.tolist() == np.tile(values, chunks)[7:-2].tolist()
     if chunks == 1 and dtype != "bool":
         assert found.ctypes.data == part.column("x").chunk(0).to_numpy().ctypes.data
+
+
+def test_a_column_may_have_more_than_2_to_the_31_elements(tmp_path: Path) -> None:
+    """Nulls are elements that take no bytes."""
+    nulls = pa.Array.from_buffers(pa.null(), 1 << 31, [None])
+    write_ipc(tmp_path / "long.arrow", pa.record_batch({"x": nulls}))
+    with pa.memory_map(str(tmp_path / "long.arrow")) as source:
+        assert pa.ipc.open_file(source).get_batch(0).num_rows == 1 << 31

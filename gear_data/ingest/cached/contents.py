@@ -13,6 +13,7 @@ import pyarrow as pa
 import xxhash
 
 from gear_data.ingest.sources.memory.transitions import as_table
+from gear_data.storage.arrow_files import WRITE_OPTIONS
 
 #: Deeper values are not hashed. They may contain themselves.
 _MAX_DEPTH = 32
@@ -118,7 +119,7 @@ def _add_table(digest: Any, table: pa.Table) -> None:
         def flush(self) -> None: ...
         def close(self) -> None: ...
 
-    with pa.ipc.new_stream(pa.PythonFile(Sink(), mode="w"), table.schema) as writer:
+    with pa.ipc.new_stream(pa.PythonFile(Sink(), mode="w"), table.schema, options=WRITE_OPTIONS) as writer:
         writer.write_table(table.combine_chunks())
 
 
