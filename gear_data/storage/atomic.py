@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -113,7 +114,8 @@ def write_text(path: Path, text: str) -> None:
 def swap_folders(first: Path, second: Path) -> None:
     """Swaps two folders.
 
-    Linux swaps them in one step. If the file system cannot, `second` is missing for a moment; `first` stays complete.
+    Linux swaps them in one step. If the file system cannot, `second` is missing for a moment; `first` stays complete. A
+    process that is killed then may leave the old folder under a hidden name, which the next swap of `second` removes.
 
     Raises:
         UnwritableError: a folder cannot be moved.
@@ -123,6 +125,7 @@ def swap_folders(first: Path, second: Path) -> None:
     if swap is not None and swap(_AT_FDCWD, bytes(first), _AT_FDCWD, bytes(second), _RENAME_EXCHANGE) == 0:
         return
     aside = second.with_name(f".{second.name}.gear-old")
+    shutil.rmtree(aside, ignore_errors=True)
     with typed_write_errors(second):
         os.replace(second, aside)
         try:

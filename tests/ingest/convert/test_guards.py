@@ -245,6 +245,17 @@ def test_folders_are_swapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
 
 
+def test_a_swap_removes_what_a_killed_swap_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the system call, a killed process may leave the old folder: every later swap failed."""
+    for name in ("a", "b", ".b.gear-old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(name)
+    monkeypatch.setattr("ctypes.CDLL", lambda *arguments, **options: object())
+    swap_folders(tmp_path / "a", tmp_path / "b")
+    assert ((tmp_path / "a" / "file").read_text(), (tmp_path / "b" / "file").read_text()) == ("b", "a")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "b"]
+
+
 def test_a_linked_destination(sources: Any, rollouts: list[Any], tmp_path: Path) -> None:
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "real")
