@@ -488,7 +488,9 @@ class Dataset(DatasetCore):
         Args:
             columns: None compares the contents of the episodes by their hashes: all columns, exactly. With columns, an
                 episode leaves if it has the length of an earlier episode that stays, and each element of these columns
-                differs by at most `tolerance` at each step. NaN equals NaN. The call reads these columns.
+                differs by at most `tolerance` at each step. NaN equals NaN. A value that is not there, as in a merge of
+                unlike columns, equals only another one; an episode without any value stays. The call reads these
+                columns.
             tolerance: the largest difference, in the unit of the columns.
 
         Raises:

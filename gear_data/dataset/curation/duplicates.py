@@ -1,9 +1,10 @@
 """Duplicates: episodes that repeat an earlier episode, exactly or nearly.
 
 Two episodes are nearly equal in some columns if they have the same length, and at each step each element of these
-columns differs by at most the tolerance. NaN equals NaN, and an infinity equals itself. An episode is a duplicate if it
-is nearly equal to an earlier episode that is no duplicate. So a chain of episodes, of which only neighbours are nearly
-equal, is not one group: its result depends on the order, which is the order of the dataset.
+columns differs by at most the tolerance. NaN equals NaN, and an infinity equals itself. A value that is not there
+(`gear_data.schema.mask_column`) equals only another one, and an episode without any value is no duplicate. An episode
+is a duplicate if it is nearly equal to an earlier episode that is no duplicate. So a chain of episodes, of which only
+neighbours are nearly equal, is not one group: its result depends on the order, which is the order of the dataset.
 
 Not all pairs are compared. Each episode has features: means of its first step, of its last step, and of all steps, over
 groups of elements. If all elements differ by at most the tolerance, so do the features. Episodes are hashed by their
@@ -104,7 +105,10 @@ def near_originals(store: DatasetStore, ids: Int64Array, names: Sequence[str], t
             hint = "name other columns, or convert with --videos frames"
             raise UnsupportedColumnError("is a camera, and is compared only exactly", column=name, hint=hint)
     lengths = store.lengths[ids]
+    masks = [store.schema.mask_of(name) for name in names]
+    compared = [(name, tolerance) for name in names] + [(mask, 0.0) for mask in masks if mask is not None]
     features = np.concatenate([_features(store, ids, lengths, name) for name in names], axis=1)
+    has_values = _have_values(store, ids, lengths, masks)
     room = tolerance + _ROUNDING * float(np.abs(features).max(initial=0.0))
     widest = np.argsort(-np.ptp(features, axis=0), kind="stable")[:_HASHED]
     cells = np.floor(features[:, widest] / (room or 1.0))
@@ -112,17 +116,37 @@ def near_originals(store: DatasetStore, ids: Int64Array, names: Sequence[str], t
     kept: defaultdict[tuple[Any, ...], list[int]] = defaultdict(list)
     with progress_bar(len(ids), "compare", "episode", None) as bar:
         for position, (length, cell) in enumerate(zip(lengths.tolist(), cells.tolist(), strict=True)):
+            bar.update(1)
+            if not has_values[position]:
+                continue
             around = product(*((each - 1, each, each + 1) for each in cell))
             candidates = [other for place in around for other in kept.get((length, *place), ())]
             near = np.abs(features[candidates] - features[position]).max(axis=1, initial=0.0) <= room
             for other in sorted(np.array(candidates, np.int64)[near].tolist()):
-                if all(_nearly_equal(*_episodes(store, name, ids[[other, position]]), tolerance) for name in names):
+                pair = ids[[other, position]]
+                if all(_nearly_equal(*_episodes(store, name, pair), most) for name, most in compared):
                     originals[position] = other
                     break
             else:
                 kept[(length, *cell)].append(position)
-            bar.update(1)
     return originals
+
+
+def _have_values(
+    store: DatasetStore, ids: Int64Array, lengths: Int64Array, masks: Sequence[str | None]
+) -> npt.NDArray[np.bool_]:
+    """Returns the episodes that have a value of some column, bool [episodes].
+
+    Args:
+        store, ids, lengths: the episodes.
+        masks: the mask of each column; None: it has all values.
+    """
+    if None in masks:
+        return np.ones(len(ids), np.bool_)
+    # The last feature is the share of the steps with a value.
+    found = [_features(store, ids, lengths, mask)[:, -1] > 0 for mask in masks if mask is not None]
+    some: npt.NDArray[np.bool_] = np.logical_or.reduce(found)
+    return some
 
 
 def _features(store: DatasetStore, ids: Int64Array, lengths: Int64Array, name: str) -> Float64Array:

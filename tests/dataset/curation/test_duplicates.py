@@ -131,3 +131,16 @@ def test_wrong_arguments(episodes: list[Arrays], tmp_path: Path) -> None:
         dataset.drop_duplicates(tolerance=0.1)
     with pytest.raises(InvalidArgumentError, match="no columns"):
         dataset.drop_duplicates([])
+
+
+def test_missing_values_do_not_repeat_each_other(tmp_path: Path) -> None:
+    """A merge has zeros where a dataset lacks a column: all its episodes of one length were duplicates."""
+    zeros, rng = np.zeros(3), np.random.default_rng(4)
+    without = [{"actions": rng.normal(size=(3, 2)), "rewards": rewards} for rewards in (zeros, zeros, zeros + 1)]
+    with_zeros = [{**each, "infos.force": np.zeros((3, 2))} for each in without[:2]]
+    _dataset(tmp_path / "a", without)
+    _dataset(tmp_path / "b", with_zeros)
+    gear_data.merge([tmp_path / "a", tmp_path / "b"], tmp_path / "both", progress=False)
+    both = gear_data.open(tmp_path / "both")
+    assert _kept(both.drop_duplicates(["infos.force"], 0.1)) == [0, 1, 2, 3]
+    assert _kept(both.drop_duplicates(["infos.force", "rewards"], 0.1)) == [0, 2, 3]
