@@ -17,7 +17,7 @@ from gear_data.dataset.polars_threads import check_polars_threads
 from gear_data.dataset.positions import check_position, check_range, row_of_id
 from gear_data.dataset.stores.store import DatasetStore
 from gear_data.dataset.views import View
-from gear_data.errors import InvalidArgumentError, UnknownNameError
+from gear_data.errors import InvalidArgumentError, UnknownNameError, UnsupportedColumnError
 from gear_data.schema import Schema
 from gear_data.selection.step_mask import StepMask
 from gear_data.selection.windows import Int64Array
@@ -232,7 +232,8 @@ class DatasetCore:
             CorruptShardError: a video is damaged.
             EpisodeIndexError: the dataset or view has no such positions.
         """
-        return self.store.steps(name, self._rows(first, last))
+        rows, spec = self._rows(first, last), self.schema[name]
+        return self.store.steps(name, rows) if len(rows) else np.empty((0, *spec.shape), spec.numpy_dtype)
 
     def values(self, name: str, first: int, last: int) -> pa.Array:
         """Returns a column of variable length, for the same episodes as `steps`.
@@ -241,11 +242,14 @@ class DatasetCore:
 
         Raises:
             UnknownNameError: the column does not exist. The error lists the columns.
-            UnsupportedColumnError: the column is a camera; `steps` decodes its frames.
+            UnsupportedColumnError: the column is a camera, or has a fixed size; `steps` returns its values.
             EpisodeIndexError: the dataset or view has no such positions.
             CorruptShardError: the values are damaged.
         """
-        return self.store.values(name, self._rows(first, last))
+        rows, spec = self._rows(first, last), self.schema.columns[self.schema.index(name)]
+        if not spec.variable_length:
+            raise UnsupportedColumnError("has values of a fixed size", column=name, hint="Dataset.steps returns them")
+        return self.store.values(name, rows) if len(rows) else pa.array([], spec.arrow_type)
 
     def sizes(self, first: int, last: int) -> Int64Array:
         """Returns int64 [last - first]: bytes of each episode in the shards.

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gear_data
-from gear_data.errors import EmptySourceError, EpisodeIndexError, InvalidArgumentError
+from gear_data.errors import EmptySourceError, EpisodeIndexError, InvalidArgumentError, UnsupportedColumnError
 
 
 @pytest.fixture
@@ -108,6 +108,23 @@ def test_ranges_outside(first: int, after_end: int, viewed: bool, read: str, ds:
         EpisodeIndexError, match=f"positions {first} to {last} are not .*: positions are 0 to {len(dataset)}"
     ):
         getattr(dataset, read)(*names, first, last)
+
+
+@pytest.mark.parametrize("viewed", [False, True], ids=["dataset", "view"])
+def test_a_range_of_no_episodes(viewed: bool, ds: gear_data.Dataset) -> None:
+    """It raised an IndexError of NumPy."""
+    dataset = ds.select([0, 2, 3]) if viewed else ds
+    for position in (0, 2, len(dataset)):
+        steps = dataset.steps("observations", position, position)
+        assert (steps.shape, steps.dtype) == ((0, 3), np.dtype("float32"))
+        assert dataset.sizes(position, position).tolist() == []
+
+
+def test_values_are_of_columns_of_variable_length(ds: gear_data.Dataset) -> None:
+    """It raised KeyError: 'rewards'."""
+    with pytest.raises(UnsupportedColumnError, match="fixed size") as error:
+        ds.values("rewards", 0, 1)
+    assert error.value.column == "rewards"
 
 
 @pytest.mark.parametrize("positions", [[3, 2], [2, 2], [0, 5, 4, 6], np.array([1, 0]), [-1, 0]], ids=str)
