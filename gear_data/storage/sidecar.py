@@ -49,12 +49,13 @@ from gear_data.errors import (
 from gear_data.kernels import cpu
 from gear_data.schema import ColumnSpec, Schema
 from gear_data.storage.arrow_files import buffer_offsets, column_array, write_ipc
-from gear_data.storage.atomic import atomic_file, checksum, typed_write_errors, write_text
+from gear_data.storage.atomic import checksum, typed_write_errors
 from gear_data.storage.dataset_files import DatasetFiles, FolderFiles
 from gear_data.storage.identity import file_stamp, replaced_error
 from gear_data.storage.manifest import REPAIR, FileEntry, Manifest, ShardEntry, ShardRecord
 from gear_data.storage.mapped_shards import check_size
 from gear_data.storage.statistics import ColumnStatistics, RunningStatistics, StatisticsRecord, StatisticsState
+from gear_data.storage.writing.file_store import LocalFileStore, put_single_text
 
 REWARDS = "rewards"
 COLUMN = ColumnSpec("returns_to_go", "float32", derived=True)
@@ -269,8 +270,11 @@ def _compute(folder: Path, episodes: _EpisodeRewards, contents: str, discount: f
         "statistics": of_column.to_json(),
         **({} if manifest.growth is None else {"states": msgspec.to_builtins(states)}),
     }
+    store = LocalFileStore(folder)
+    for left in folder.glob(".*.tmp"):  # by processes that were killed
+        store.remove_unrenamed(left.name[1:].rsplit(".", 2)[0])
     text = sign(json.dumps(description))
-    write_text(folder / _description(manifest), text)
+    put_single_text(store, _description(manifest), text)
     return Sidecar(SidecarFiles(folder, _description(manifest), text.encode()), tuple(shards), of_column)
 
 
@@ -281,7 +285,8 @@ def _compute_shard(
     values = np.empty(len(rewards), np.float32)
     cpu.returns.returns_to_go(rewards.astype(np.float64), lengths, discount, values)
     statistics.update({COLUMN.name: values}, lengths)
-    with atomic_file(path) as temporary:
+    # Processes have temporary names of their own: between machines, or on some file systems, the lock keeps nobody out.
+    with LocalFileStore(path.parent).writing(path.name) as temporary:
         array = column_array(values, COLUMN.arrow_type)
         write_ipc(temporary, pa.RecordBatch.from_arrays([array], schema=_SCHEMA.to_arrow()))
     entry = FileEntry(path.name, path.stat().st_size, checksum(path))

@@ -283,13 +283,13 @@ def test_a_new_sidecar_in_the_same_folder_is_noticed(folder: Path, monkeypatch: 
     assert ds.episode(0)["returns_to_go"][0] == OLD
     other = convert(folder.with_name("other"), NEW)
     shutil.copytree(other, folder, dirs_exist_ok=True)
-    write = sidecar.write_text
+    write = sidecar.put_single_text
 
     def before_the_description(*arguments: Any) -> None:
         assert ds.episode(1)["returns_to_go"][0] == OLD
         write(*arguments)
 
-    monkeypatch.setattr(sidecar, "write_text", before_the_description)
+    monkeypatch.setattr(sidecar, "put_single_text", before_the_description)
     assert gear_data.open(folder).with_discount(0).episode(1)["returns_to_go"][0] == NEW
     with pytest.raises(DatasetReplacedError):
         ds.episode(2)["returns_to_go"].sum()

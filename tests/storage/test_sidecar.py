@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -319,10 +320,10 @@ def test_a_sidecar_of_a_replaced_dataset(sources: Any, rollouts: list[Any], tmp_
     path = tmp_path / "dataset"
     gear_data.convert(sources.write_episodes(tmp_path / "a.parquet", rollouts), path)
     source = sources.write_episodes(tmp_path / "b.parquet", changed)
-    with stoppable(_write_sidecar, path, stop=Stop("gear_data.storage.sidecar:atomic_file")) as old:
+    with stoppable(_write_sidecar, path, stop=Stop("gear_data.storage.sidecar:write_ipc")) as old:
         old.expect("stopped")
         gear_data.convert(source, path, overwrite=True)
-        with stoppable(_write_sidecar, path, stop=Stop("gear_data.storage.sidecar:write_text")) as new:
+        with stoppable(_write_sidecar, path, stop=Stop("gear_data.storage.sidecar:put_single_text")) as new:
             new.expect("stopped")
             old.end()
             assert new.end()[0] == "done"
@@ -331,12 +332,34 @@ def test_a_sidecar_of_a_replaced_dataset(sources: Any, rollouts: list[Any], tmp_
 
 @pytest.mark.processes
 def test_two_processes_write_one_sidecar(path: Path, rollouts: list[Any]) -> None:
-    with stoppable(_write_sidecar, path, stop=Stop("gear_data.storage.sidecar:write_text")) as first:
+    with stoppable(_write_sidecar, path, stop=Stop("gear_data.storage.sidecar:put_single_text")) as first:
         first.expect("stopped")
         with stoppable(_write_sidecar, path) as second:
             assert first.end()[0] == "done"
             second.expect("done")
     check_returns(gear_data.open(path).with_discount(0.9), rollouts, 0.9)
+
+
+def test_processes_without_a_lock_write_different_files(
+    path: Path, rollouts: list[Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another process, as on another machine, computes the sidecar when this one has written its first file."""
+    monkeypatch.setattr(sidecar, "locked", lambda _: nullcontext())
+    folder, write, written = path / "sidecars/returns_to_go-0.9", sidecar.write_ipc, list[Path]()
+
+    def meanwhile(temporary: Path, batch: Any) -> None:
+        write(temporary, batch)
+        written.append(temporary)
+        if len(written) == 1:
+            with monkeypatch.context() as other:
+                other.setattr(os, "getpid", lambda: 1 << 22)
+                check_returns(gear_data.open(path).with_discount(0.9), rollouts, 0.9)
+
+    monkeypatch.setattr(sidecar, "write_ipc", meanwhile)
+    check_returns(gear_data.open(path).with_discount(0.9), rollouts, 0.9)
+    assert written[0].parent == folder
+    assert "only this process" not in caplog.text
+    assert {file.suffix for file in folder.iterdir()} == {".json", ".arrow"}
 
 
 def _write_sidecar(path: Path) -> None:

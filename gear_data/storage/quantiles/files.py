@@ -19,9 +19,10 @@ from gear_data.common.regular_files import JSON_BYTES, read_regular
 from gear_data.common.signed_text import sign, text_checksum
 from gear_data.common.typed_json import parse_json, resolved
 from gear_data.errors import GearError, ManifestError
-from gear_data.storage.atomic import typed_write_errors, write_text
+from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.quantiles.exact import Float64Array
+from gear_data.storage.writing.file_store import LocalFileStore, put_single_text
 
 #: The folder of quantiles, in the folder of sidecars.
 QUANTILES = "quantiles"
@@ -65,6 +66,7 @@ def save_quantiles(path: Path, quantiles: Float64Array) -> None:
     try:
         with typed_write_errors(path.parent):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, sign(json.dumps({"checksum": "", "quantiles": rows})))
+            text = sign(json.dumps({"checksum": "", "quantiles": rows}))
+            put_single_text(LocalFileStore(path.parent), path.name, text)
     except GearError as error:
         _log.info("quantiles will be computed again: %s", error)
