@@ -16,6 +16,8 @@ from typing import Protocol
 import pyarrow as pa
 import xxhash
 
+from gear_data.storage.arrow_files import WRITE_OPTIONS
+
 #: The first bytes of each frame.
 MARK = b"\x89gear journal\r\n\x1a"
 #: Mark, journal, number, bytes before the frame, bytes of the record, bytes of the texts, checksum.
@@ -66,7 +68,7 @@ def framed(batch: pa.RecordBatch, journal: bytes, number: int, texts: Sequence[b
         number: of the record in the journal.
         texts: what is known of the episode besides its steps. Without zero bytes.
     """
-    message = memoryview(batch.serialize())
+    message = _message(batch)
     size = _PREFIX.unpack_from(message)[1]
     text = b"\0".join(texts)
     padded = text + bytes(-len(text) % 8)
@@ -75,6 +77,19 @@ def framed(batch: pa.RecordBatch, journal: bytes, number: int, texts: Sequence[b
     fixed = bytearray(_FIXED.pack(MARK, journal, number, len(header), length, len(text), bytes(16)))
     fixed[_CHECKSUM] = _checksum(header, fixed, padded)
     return b"".join((header, fixed, padded, message[_PREFIX.size + size :]))
+
+
+def _message(batch: pa.RecordBatch) -> memoryview:
+    """Returns a batch as an Arrow message."""
+    try:
+        return memoryview(batch.serialize())
+    except pa.ArrowCapacityError:  # 2^31 elements or more: only streams have the option
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batch.schema, options=WRITE_OPTIONS) as writer:
+            writer.write_batch(batch)
+        messages = pa.ipc.MessageReader.open_stream(sink.getvalue())
+        messages.read_next_message()  # the schema
+        return memoryview(messages.read_next_message().serialize())
 
 
 def find_frame(data: Bytes, first: int, at: int, journal: bytes = b"", number: int = 0) -> Frame | None:

@@ -17,6 +17,7 @@ from gear_data.errors import CorruptSourceError, StorageFullError, UnwritableErr
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
 from gear_data.storage.atomic import checksum
 from gear_data.storage.journal import reading
+from gear_data.storage.journal.frames import find_frame, framed
 from gear_data.storage.journal.reading import is_journal, read_journal, recorded_facts
 from gear_data.storage.journal.record import RecordedEpisode, RecordedVideo, arrow_schema, describe_columns, to_batch
 from gear_data.storage.journal.videos import next_number, remove_journal, remove_unnamed, video_file
@@ -493,3 +494,14 @@ def test_journals_that_were_read_keep_no_descriptor(tmp_path: Path) -> None:
         (tmp_path / f"{number}.arrows").unlink()
         for found, expected in zip(journal.episodes, episodes(2), strict=True):
             assert_equal(found, expected)
+
+
+def test_a_record_may_have_more_than_2_to_the_31_elements() -> None:
+    """Nulls are elements that take no bytes."""
+    batch = pa.record_batch({"x": pa.Array.from_buffers(pa.null(), 1 << 31, [None])})
+    record = framed(batch, b"j" * 16, 0, [b"text"])
+    frame = find_frame(record, 0, 0)
+    assert frame is not None
+    assert (frame.start, frame.end, frame.texts) == (0, len(record), (b"text",))
+    message = pa.ipc.read_message(pa.py_buffer(record))
+    assert pa.ipc.read_record_batch(message, batch.schema).num_rows == 1 << 31
