@@ -62,16 +62,18 @@ def _convert_options(text: str) -> gear_data.ConvertOptions:
 def add_where(parser: argparse.ArgumentParser) -> None:
     """Declares the option --where."""
     help = "use only the episodes that satisfy SQL over the episode table, such as 'return > 100 AND length >= 20', "
-    help += "or 'return > quantile(return, 0.2)', which drops the worst fifth"
-    parser.add_argument("--where", metavar="SQL", help=help)
+    help += "or 'return > quantile(return, 0.2)', which drops the worst fifth; may be repeated"
+    parser.add_argument("--where", action="append", default=[], metavar="SQL", help=help)
 
 
 def add_step_filters(parser: argparse.ArgumentParser) -> None:
     """Declares the options that leave out steps."""
-    help = "use only windows whose first step satisfies SQL over the step columns, such as 'rewards > 0'"
-    parser.add_argument("--where-steps", metavar="SQL", help=help)
-    help = "use only windows whose first step is in a range of a JSON file: episode -> [[START, STOP], ...]"
-    parser.add_argument("--keep-ranges", metavar="FILE", help=help)
+    help = "use only windows whose first step satisfies SQL over the step columns, such as 'rewards > 0'; may be "
+    help += "repeated"
+    parser.add_argument("--where-steps", action="append", default=[], metavar="SQL", help=help)
+    help = "use only windows whose first step is in a range of a JSON file: episode -> [[START, STOP], ...]; may be "
+    help += "repeated"
+    parser.add_argument("--keep-ranges", action="append", default=[], metavar="FILE", help=help)
     help = "use no window whose first step is in a run of at least SECONDS in which no element of a column changes by "
     help += "THRESHOLD from step to step; FPS: steps per second, default from the dataset's source"
     metavar = "COLUMN:THRESHOLD:SECONDS[:FPS]"
@@ -91,10 +93,10 @@ def _idle(text: str) -> tuple[str, list[float]]:
 
 def filter_steps(options: argparse.Namespace, dataset: gear_data.Dataset) -> gear_data.Dataset:
     """Returns the view of the options that leave out steps."""
-    if options.where_steps is not None:
-        dataset = dataset.filter_steps(options.where_steps)
-    if options.keep_ranges is not None:
-        dataset = dataset.keep_ranges(options.keep_ranges)
+    for condition in options.where_steps:
+        dataset = dataset.filter_steps(condition)
+    for file in options.keep_ranges:
+        dataset = dataset.keep_ranges(file)
     for column, (threshold, seconds, *fps) in options.drop_idle:
         dataset = dataset.drop_idle(column, threshold=threshold, seconds=seconds, fps=fps[0] if fps else None)
     return dataset
@@ -108,7 +110,9 @@ def left_out(dataset: gear_data.Dataset) -> str:
 def open_dataset(options: argparse.Namespace) -> gear_data.Dataset:
     """Opens the dataset of the arguments DATASET and --where."""
     dataset = gear_data.open(options.dataset, convert=options.convert)
-    return dataset if options.where is None else dataset.filter(options.where)
+    for condition in options.where:
+        dataset = dataset.filter(condition)
+    return dataset
 
 
 def is_mixture(path: str) -> bool:

@@ -66,7 +66,8 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     help = "split of the source, if it has several, for RLDS also train[:10%%]; may be repeated, or all: then the "
     help += "episode table has a column split"
     parser.add_argument("--split", action="append", help=help)
-    parser.add_argument("--columns", type=names, metavar="A,B", help="columns to keep, by source or canonical name")
+    help = "columns to keep, by source or canonical name; may be repeated"
+    parser.add_argument("--columns", type=names, action="extend", metavar="A,B", help=help)
     help = "rename source column OLD to NEW; may be repeated"
     parser.add_argument("--rename", type=renaming, action="append", default=[], metavar="OLD=NEW", help=help)
     help = "column that identifies the episode of a step, for sources with one row per step; may be repeated: then the "
@@ -88,8 +89,9 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
     help = "first steps of episodes that only reset the environment: drop or keep them; default: drop them if they are "
     help += "clear"
     parser.add_argument("--reset-steps", choices=get_args(ResetSteps), help=help)
-    help = "read only the episodes of these numbers, such as 0,5-9, of a LeRobot dataset"
-    parser.add_argument("--only-episodes", type=numbers("numbers of episodes", "0,5-9"), metavar="IDS", help=help)
+    help = "read only the episodes of these numbers, such as 0,5-9, of a LeRobot dataset; may be repeated"
+    numbers_of = numbers("numbers of episodes", "0,5-9")
+    parser.add_argument("--only-episodes", type=numbers_of, action="extend", metavar="IDS", help=help)
     help = "YAML file that says where the episodes and columns are, for HDF5, NumPy and Zarr files of unknown layout"
     parser.add_argument("--map", dest="mapping", metavar="FILE", help=help)
     help = "read the numbers of a column as another dtype, such as actions=float64; may be repeated"

@@ -79,15 +79,15 @@ def _fail(text: str) -> tuple[str, float]:
 
 
 def _filter(options: argparse.Namespace) -> int:
-    steps = options.where_steps is not None or options.keep_ranges is not None or options.drop_idle
-    if options.where is None and not options.drop_outliers and not steps:
+    steps = options.where_steps or options.keep_ranges or options.drop_idle
+    if not options.where and not options.drop_outliers and not steps:
         hint = "give --where, --drop-outliers, --where-steps, --keep-ranges or --drop-idle"
         raise InvalidArgumentError("nothing to filter by", hint=hint)
-    view = whole = gear_data.open(options.dataset, convert=options.convert)
+    view = gear_data.open(options.dataset, convert=options.convert)
     dropped = []
-    if options.where is not None:
-        view = whole.filter(options.where)
-        dropped.append(_dropped(f"where not {options.where}", whole, view))
+    for condition in options.where:
+        before, view = view, view.filter(condition)
+        dropped.append(_dropped(f"where not {condition}", before, view))
     if options.drop_outliers:
         limits = once(options.drop_outliers, "--drop-outliers")
         for name, limit in limits.items():
@@ -104,8 +104,8 @@ def _add_dedupe(commands: Any) -> None:
     add_dataset(parser)
     add_output(parser, "folder or URL to create for the episodes that stay")
     help = "drop an episode if its length is that of an earlier one that stays, and these columns differ by at most "
-    help += "--tolerance at each step; default: all columns are equal"
-    parser.add_argument("--near", type=names, metavar="A,B", help=help)
+    help += "--tolerance at each step; default: all columns are equal; may be repeated"
+    parser.add_argument("--near", type=names, action="extend", metavar="A,B", help=help)
     help = "largest difference of an element of the columns of --near, default 0"
     parser.add_argument("--tolerance", type=float, default=0.0, metavar="X", help=help)
     _add_dry_run(parser)
@@ -135,10 +135,10 @@ def _add_split(commands: Any) -> None:
     parser.add_argument("--stratify", metavar="COLUMN", help=help)
 
 
-def _fractions(text: str) -> dict[str, float]:
-    """Parses 'train=0.9,val=0.1'."""
+def _fractions(text: str) -> list[tuple[str, float]]:
+    """Parses 'train=0.9,val=0.1' to [('train', 0.9), ('val', 0.1)]."""
     try:
-        return {name: float(value) for name, value in map(pair("NAME=FRACTION"), names(text))}
+        return [(name, float(value)) for name, value in map(pair("NAME=FRACTION"), names(text))]
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"expected NAME=FRACTION,..., not {text!r}") from error
 
@@ -149,7 +149,7 @@ def _split(options: argparse.Namespace) -> int:
         raise InvalidArgumentError("--seed and --stratify belong to --fractions", hint="leave them out")
     if options.by is None:
         views: dict[Any, gear_data.Dataset] = dict(
-            dataset.split(options.fractions, options.seed, stratify=options.stratify)
+            dataset.split(once(options.fractions, "--fractions"), options.seed, stratify=options.stratify)
         )
         wrong = [name for name in views if name != _folder_name(name)]
         if wrong:

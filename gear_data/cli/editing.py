@@ -29,11 +29,12 @@ def add_commands(commands: Any) -> None:
     help = "add a column: SQL over the step columns, evaluated for each episode, such as 'cost=-rewards', or the "
     help += f"values of all steps in a file of NumPy, NAME=FILE{_ARRAY}; may be repeated"
     parser.add_argument("--add-column", type=renaming, action="append", default=[], metavar="NAME=SQL", help=help)
-    parser.add_argument("--drop", type=names, default=[], metavar="A,B", help="drop columns or cameras")
+    help = "drop columns or cameras; may be repeated"
+    parser.add_argument("--drop", type=names, action="extend", default=[], metavar="A,B", help=help)
     help = "set the task of all episodes, or of those with some ids, such as 3,7-9='fold the towel'; may be repeated"
     parser.add_argument("--set-task", type=_task, action="append", default=[], metavar="[IDS=]TEXT", help=help)
-    help = "leave out the episodes with these ids, such as 3,17-20"
-    parser.add_argument("--delete-episodes", type=_ids, default=[], metavar="IDS", help=help)
+    help = "leave out the episodes with these ids, such as 3,17-20; may be repeated"
+    parser.add_argument("--delete-episodes", type=_ids, action="extend", default=[], metavar="IDS", help=help)
     parser.set_defaults(dry_run=False)
 
 

@@ -42,10 +42,11 @@ def _add_inspect(commands: Any) -> None:
     add_where(parser)
     help = "also show statistics and exact quantiles of every column and element, and of returns and lengths"
     parser.add_argument("--full", action="store_true", help=help)
-    help = "for --full: columns to show; default: all of a fixed size"
-    parser.add_argument("--columns", type=names, metavar="A,B", help=help)
-    help = "for --full: probabilities of the quantiles, default 0.01,0.5,0.99; the columns are read once more for them"
-    parser.add_argument("--quantiles", type=_probabilities, metavar="P,Q", help=help)
+    help = "for --full: columns to show; default: all of a fixed size; may be repeated"
+    parser.add_argument("--columns", type=names, action="extend", metavar="A,B", help=help)
+    help = "for --full: probabilities of the quantiles, default 0.01,0.5,0.99; the columns are read once more for "
+    help += "them; may be repeated"
+    parser.add_argument("--quantiles", type=_probabilities, action="extend", metavar="P,Q", help=help)
     help = "for --full: show each value of a column of the episode table separately"
     parser.add_argument("--by", metavar="COLUMN", help=help)
 
@@ -141,7 +142,7 @@ def _report_mixture(options: argparse.Namespace) -> int:
     from gear_data.reports.page import check_charts
 
     for flag, given in (
-        ("--where", options.where is not None),
+        ("--where", bool(options.where)),
         ("--sampler", options.sampler is not None),
         ("--weights", options.weights is not None),
         ("--compare", options.compare is not None),

@@ -69,6 +69,17 @@ def test_filter_takes_one_limit_of_a_column(path: Path, tmp_path: Path, capsys: 
     assert not (tmp_path / "out").exists()
 
 
+def test_repeated_filters_all_hold(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    long = gear_data.open(path).filter("length > 3")
+    arguments = ("filter", path, tmp_path / "out", "--dry-run")
+    found = _json(capsys, *arguments, "--where", "length > 3", "--where", "episode_id >= 10")
+    assert found["kept"] == len(long.filter("episode_id >= 10"))
+    assert [each["of"] for each in found["dropped"]] == [30, len(long)]
+    steps = gear_data.open(path).filter_steps("rewards > 0")
+    found = _json(capsys, *arguments, "--where-steps", "rewards > 0", "--where-steps", "rewards < 100")
+    assert found["steps_left_out"] == steps.steps_left_out > 0
+
+
 def test_filter_drops_the_worst_fifth(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = _json(capsys, "filter", path, tmp_path / "out", "--where", "return > quantile(return, 0.2)")
     returns = gear_data.open(path).episodes["return"].to_numpy()
@@ -126,6 +137,7 @@ def test_parts_have_different_names() -> None:
 @pytest.mark.parametrize("arguments", [
     ["--fractions", "a=0.5,../b=0.5"], ["--fractions", "a=0.5,b=0.6"], ["--by", "nothing"],
     ["--by", "task", "--seed", "1"], ["--fractions", "a=0.5,b=0.5", "--stratify", "return"],
+    ["--fractions", "a=0.3,a=0.5,b=0.5"],
 ])  # fmt: skip
 def test_wrong_splits(arguments: list[str], path: Path, tmp_path: Path) -> None:
     assert main(["split", str(path), str(tmp_path / "out"), *arguments]) == 2

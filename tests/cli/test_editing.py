@@ -60,6 +60,13 @@ def test_delete_episodes(path: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert report["fingerprint"] == gear_data.open(path).select(kept).fingerprint
 
 
+def test_repeated_lists_add_up(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    drops = ("--drop", "actions", "--drop", "returns_to_go")
+    report = _json(capsys, "edit", path, tmp_path / "out", "--delete-episodes", "0,3", "--delete-episodes", "5", *drops)
+    assert report["episodes"] == 17
+    assert not {"actions", "returns_to_go"} & set(gear_data.open(tmp_path / "out").schema.names)
+
+
 @pytest.mark.parametrize(("options", "message"), [
     ([], "nothing to edit"),
     (["--delete-episodes", "20"], "20"),
