@@ -135,7 +135,7 @@ def evaluate(
         with progress_bar(episodes, "evaluate", "episode", progress) as bar:
             results = []
             for number in range(episodes):
-                results.append(_episode(chosen, made, seed + number))
+                results.append(_episode(chosen, made, int(seed) + number))
                 bar.update(1)
         name = reference if reference is not None else getattr(getattr(made, "spec", None), "id", "")
     finally:

@@ -8,7 +8,7 @@ from typing import Any, Never
 
 from gear_data.cluster.addresses import is_cluster
 from gear_data.common.extras import import_extra
-from gear_data.common.keywords import refuse_keywords_of
+from gear_data.common.keywords import check_range, refuse_keywords_of
 from gear_data.common.progress import progress_bar
 from gear_data.errors import DatasetNotFoundError, EmptySourceError, InvalidArgumentError
 from gear_data.evaluation.episodes import make_environment
@@ -128,12 +128,13 @@ def record_episodes(
         The generation; None: a server makes the dataset.
 
     Raises:
-        InvalidArgumentError: `episodes` is below 1, or Gymnasium cannot make the environment.
+        InvalidArgumentError: `episodes` is below 1, `seed` is below 0, or Gymnasium cannot make the environment.
         MissingExtraError: Gymnasium is not installed.
         GearError: the errors of `Writer`.
     """
     if episodes < 1:
         raise InvalidArgumentError(f"episodes must be at least 1, not {episodes}")
+    check_range("seed", seed, 0)
     made = make_environment(env_id, render_mode="rgb_array" if camera else None)
     from gear_data.recording.environments import RecordedEnv
 

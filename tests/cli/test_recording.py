@@ -98,3 +98,9 @@ def test_environments_that_do_not_exist(tmp_path: Path, capsys: pytest.CaptureFi
     assert main(["record", env_id, str(tmp_path / "pole")]) == 2
     assert f"cannot make '{env_id}'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_seed_that_no_environment_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["record", "CartPole-v1", str(tmp_path / "pole"), "--seed", "-1"]) == 2
+    assert "seed must be an integer of at least 0, not -1" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []

@@ -29,6 +29,8 @@ def test_the_returns_are_those_of_a_plain_loop():
         assert result.terminated[number] == terminated
     assert result.scores is None
     assert result.to_json()["return_mean"] == result.returns.mean()
+    again = gear_data.evaluate(push, "CartPole-v1", episodes=3, seed=np.int64(7), progress=False)
+    assert again.returns.tolist() == result.returns.tolist()
 
 
 def test_a_sequence_policy_sees_what_the_environment_gave(tmp_path):
