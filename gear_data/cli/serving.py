@@ -65,7 +65,7 @@ def add_commands(commands: Any) -> None:
         help="shards to serve, such as 0-7 or 0,3,5-9; or part I of N of every generation, such as 1/3; default all",
     )
     help = "address to listen on; port 0 chooses a free port"
-    parser.add_argument("--listen", type=Address.parse, required=True, metavar="HOST:PORT", help=help)
+    parser.add_argument("--listen", type=_address, required=True, metavar="HOST:PORT", help=help)
     parser.add_argument(
         "--residency",
         default="mmap",
@@ -80,7 +80,7 @@ def add_commands(commands: Any) -> None:
     help = "of a dataset that grows: keep an earlier generation so long after its last client; default 600"
     parser.add_argument("--keep", type=float, metavar="SECONDS", help=help)
     help = "answer with metrics in the text format of Prometheus, at http://HOST:PORT/metrics; port 0 chooses one"
-    parser.add_argument("--metrics", type=Address.parse, metavar="HOST:PORT", help=help)
+    parser.add_argument("--metrics", type=_address, metavar="HOST:PORT", help=help)
     help = "take episodes of gear_data.Writer('gear://HOST:PORT'), and append them to DATASET; a signal ends the server"
     parser.add_argument("--writable", action="store_true", help=help)
     help = "file with the token that writers must present, with --writable"
@@ -104,6 +104,13 @@ def add_commands(commands: Any) -> None:
     help = "margin of --samples-per-insert, in rows"
     parser.add_argument("--samples-error", type=float, metavar="ROWS", help=help)
     parser.set_defaults(defaults={name: parser.get_default(name) for name in (*_OF_READING, *_OF_WRITING)})
+
+
+def _address(text: str) -> Address:
+    try:
+        return Address.parse(text)
+    except InvalidArgumentError as error:  # of a ValueError, argparse would leave out the advice
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _shards(text: str) -> list[int] | ShardPart:

@@ -88,6 +88,10 @@ def test_bad_usage_is_status_2(arguments: list[str]) -> None:
             ["convert", "a", "b", "--engine", "rya"],
             "argument --engine: unknown value 'rya'\n  did you mean 'ray'? known: ",
         ),
+        (
+            ["serve", "a", "--listen", "7000"],
+            "argument --listen: '7000' is not host:port\n  write it like 10.0.0.1:7000 or [::1]:7000\n",
+        ),
         (["feed", "a", "--qqq", "3"], "unknown option '--qqq'\n  see gear-data feed --help\n"),
         (["verify", "a", "b"], "unexpected argument 'b'\n  see gear-data verify --help\n"),
     ],
