@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -203,7 +204,7 @@ def _part(column: ColumnSpec, given: Mapping[str, Any]) -> ColumnSpec:
     if part.is_changed and column.numpy_dtype.kind != "f":
         raise UnsupportedColumnError(
             f"holds {column.dtype}, and a scale or an offset needs floats", column=column.name,
-            hint=f"leave them out of the stack, or convert with --dtype {column.name}=float32",
+            hint=f"leave them out of the stack, or convert with --dtype {shlex.quote(column.name)}=float32",
         )  # fmt: skip
     return part
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,7 +90,8 @@ def require_columns(dataset: Dataset, names: Container[str], format: str) -> Non
 
 def rename_hint(name: str, new: str = "NAME") -> str:
     """Returns the advice to rename a column of the dataset. Its source may not have the column."""
-    return f"rename it: ds.rename({{{name!r}: {new!r}}}) (gear-data edit DATASET OUT --rename {name}={new})"
+    option = shlex.quote(f"{name}={new}")
+    return f"rename it: ds.rename({{{name!r}: {new!r}}}) (gear-data edit DATASET OUT --rename {option})"
 
 
 def exported_files(destination: Path, left_out: Sequence[str] = (), notes: Sequence[str] = ()) -> ExportedFiles:

@@ -6,6 +6,7 @@ It is written last, so a folder without it is no dataset.
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -538,7 +539,8 @@ def not_a_dataset(folder: str, *, exists: bool, unfinished: bool) -> DatasetNotF
     """Returns the error for a folder without a manifest."""
     if Path(f"{folder}.journal").is_dir():
         # No conversion writes into a folder that has files of a first generation.
-        make = f"gear_data.Writer({folder!r}).close()" if exists else f"gear-data convert {folder}.journal {folder}"
+        command = shlex.join(["gear-data", "convert", f"{folder}.journal", folder])
+        make = f"gear_data.Writer({folder!r}).close()" if exists else command
         return DatasetNotFoundError(
             "a Writer records here and has not sealed the dataset, or its process died",
             file=folder,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,16 @@ def test_columns_are_renamed_as_the_errors_say(rollouts_path: Path, tmp_path: Pa
     with pytest.raises(UnsupportedColumnError) as error:
         gear_data.export(gear_data.open(tmp_path / "merged"), tmp_path / "merged-v0", "minari", progress=False)
     assert (error.value.column, error.value.hint) == ("masks.infos.x", "export to Parquet")
+
+
+def test_the_advice_quotes_names(rollouts_path: Path, tmp_path: Path) -> None:
+    ds = gear_data.open(rollouts_path)
+    wide = ds.with_column("Joint 1 (deg)", np.zeros(ds.num_steps))
+    with pytest.raises(UnsupportedColumnError) as error:
+        gear_data.export(wide, tmp_path / "out-v0", "minari", progress=False)
+    advice = re.search(r"\((gear-data edit .*)\)$", str(error.value.hint))
+    assert advice is not None
+    assert shlex.split(advice[1])[-2:] == ["--rename", "Joint 1 (deg)=infos.Joint 1 (deg)"]
 
 
 def test_minari_reads_an_export(sources: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -350,3 +351,12 @@ def test_relative_paths_of_merges_and_views_are_no_hub_ids(rollouts_path: Path) 
     view = {"format": "view", "source": "data/a", "view": {"provenance": inner}}
     found = replace(manifest, provenance=view).without_folders().provenance
     assert found == {**view, "source": "a"}
+
+
+def test_the_advice_about_a_journal_quotes_paths(tmp_path: Path) -> None:
+    path = tmp_path / "my runs"
+    (tmp_path / "my runs.journal").mkdir()
+    with pytest.raises(DatasetNotFoundError) as error:
+        gear_data.open(path)
+    command = str(error.value.hint).partition("episodes: ")[2]
+    assert shlex.split(command) == ["gear-data", "convert", f"{path}.journal", str(path)]

@@ -6,6 +6,7 @@ of the next step, and are not stored.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -106,14 +107,15 @@ def take_next_observations(
             cast = ""
             if has_dtypes and not own.variable_length and not other.variable_length:
                 dtype = np.promote_types(own.dtype, other.dtype).name
-                casts = [f"--dtype {spec.source or spec.name}={dtype}" for spec in (other, own) if spec.dtype != dtype]
+                sources = [spec.source or spec.name for spec in (other, own) if spec.dtype != dtype]
+                casts = [f"--dtype {shlex.quote(each)}={dtype}" for each in sources]
                 cast = f"read both as one dtype: {' '.join(casts)}; or "
             raise UnsupportedColumnError(
                 f"is {own.dtype}, where '{other.source or observations}' is {other.dtype}; final observations must "
                 "have the dtype of the others",
                 file=file,
                 column=column,
-                hint=f"{cast}keep it as a column of another name: --rename {column}=infos.{name}",
+                hint=f"{cast}keep it as a column of another name: --rename {shlex.quote(f'{column}=infos.{name}')}",
             )
     kept = frozenset(name for name in before if options.names_column(specs[name]))
     return _WithFinals(source, before, kept) if before else source

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Container, Iterable, Mapping
 from functools import lru_cache
 
@@ -150,7 +151,7 @@ def name_map(names: Iterable[str], rename: Mapping[str, str] | None) -> dict[str
         if target in taken:
             raise InvalidArgumentError(
                 f"the source's columns '{taken[target]}' and '{name}' would both become '{target}'",
-                hint=f"rename one of them: --rename {name}=OTHER",
+                hint=f"rename one of them: --rename {shlex.quote(name)}=OTHER",
             )
         result[name] = target
         taken[target] = name

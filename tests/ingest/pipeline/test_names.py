@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from gear_data.errors import InvalidArgumentError, UnknownNameError
@@ -61,3 +63,9 @@ def test_two_columns_of_one_name() -> None:
     with pytest.raises(InvalidArgumentError, match="'discrete_actions' and 'action' would both become 'actions'"):
         name_map(["discrete_actions", "action"], None)
     assert name_map(["discrete_actions", "action"], {"action": "infos.action"})["action"] == "infos.action"
+
+
+def test_the_advice_quotes_names() -> None:
+    with pytest.raises(InvalidArgumentError) as error:
+        name_map(["action", "my act"], {"my act": "actions"})
+    assert shlex.split(str(error.value.hint))[-2:] == ["--rename", "my act=OTHER"]

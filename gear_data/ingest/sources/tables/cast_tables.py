@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -45,7 +46,7 @@ def cast_tables(tables: TableStream, location: Location) -> TableStream:
             raise InvalidArgumentError(
                 f"holds {leaves[name]}, in which {text} cannot take the place of a null",
                 column=name,
-                hint=f"give it another type, too: --dtype {name}=float64 (dtype={{...}})",
+                hint=f"give it another type, too: --dtype {shlex.quote(name)}=float64 (dtype={{...}})",
             ) from error
     return CastTables(tables, types, fills) if types or fills else tables
 
