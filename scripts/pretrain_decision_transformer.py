@@ -40,7 +40,8 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, epilog=EXAMPLE, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("dataset", metavar="DATASET", help="folder or URL of a GEAR dataset")
-    parser.add_argument("--out", type=Path, required=True, help="folder for the run's files")
+    help = "folder for the run's files; on several machines, one that all of them see"
+    parser.add_argument("--out", type=Path, required=True, help=help)
     parser.add_argument("--steps", type=_positive, default=1000, help="total number of steps, default 1000")
     parser.add_argument("--batch-size", type=_positive, default=64, help="windows per batch, all ranks, default 64")
     parser.add_argument("--context", type=_positive, default=20, help="steps per window, default 20")

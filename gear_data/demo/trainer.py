@@ -130,7 +130,10 @@ class Trainer:
 
         Raises:
             NonFiniteError: the loss is NaN or infinite. The weights are the weights before that step.
+            ResumeError: the ranks are at different steps.
         """
+        if self._world_size > 1:
+            self._check_same_step()
         if steps is not None and self.step >= steps:
             return
         self.loader.load_state_dict(self._loader_state)
@@ -145,6 +148,17 @@ class Trainer:
                     return
         finally:
             stream.close()  # ends its prefetch thread now
+
+    def _check_same_step(self) -> None:
+        """Checks that all ranks are at one step: ranks with different weights would train a model of neither."""
+        bounds = torch.tensor([self.step, -self.step], device=self.device)
+        torch.distributed.all_reduce(bounds, op=torch.distributed.ReduceOp.MAX)
+        most, least = bounds[0].item(), -bounds[1].item()
+        if least < most:
+            raise ResumeError(
+                f"the ranks are at the steps {least} to {most}",
+                hint="load one checkpoint on all ranks; on several machines, from a folder that all of them see",
+            )
 
     def learning_rate(self, step: int) -> float:
         """Returns the learning rate of a step: linear warm-up, then constant.

@@ -285,6 +285,15 @@ def test_a_missing_package_names_the_extra(dataset: gear_data.Dataset, monkeypat
     assert "pip install 'gear-data[train]'" in str(caught.value)
 
 
+def test_ranks_at_different_steps_are_refused(dataset: gear_data.Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two machines has no checkpoint."""
+    run = make_trainer(dataset)
+    run._world_size = 2
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda bounds, op: bounds.copy_(torch.tensor([3, 0])))
+    with pytest.raises(ResumeError, match=r"at the steps 0 to 3\n.*a folder that all of them see"):
+        next(run.run(5))
+
+
 @pytest.mark.processes
 def test_no_thread_outlives_the_process_group(tmp_path: Path) -> None:
     """No Gloo thread runs after the process group ends.
