@@ -20,6 +20,7 @@ import torch
 
 import gear_data
 from gear_data import SequenceLoader
+from gear_data.cluster.flight import grpc_fork
 from gear_data.cluster.flight.fetch import FlightFetch
 from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.rdma import client as client_module
@@ -323,6 +324,27 @@ def test_reading_after_a_fork(folder, serve, world):
         os._exit(1 if store._client._transports.rdma._open else 0)
     assert os.waitpid(child, 0)[1] == 0
     same(batches(verbs), expected)
+
+
+def test_a_thread_reads_on_while_the_process_ends(folder, serve, world, monkeypatch):
+    """Whatever ends such threads may come later. Until then, they use their queue pairs and memory."""
+    verbs, expected = gear_data.open(url(serve()), transport="verbs"), batches(gear_data.open(folder))
+    same(batches(verbs), expected)
+    rdma, poll, kept = verbs.store._client._transports.rdma, stand_in.VerbsCalls.poll, []
+    (opened,) = rdma._open
+
+    def ending(calls, *arguments):
+        grpc_fork._close_at_exit()
+        kept.append(rdma._open == [opened] and bool(opened.memory._regions) and calls._pair.number in world.pairs)
+        return poll(calls, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grpc_fork, "_ends", False)
+        patch.setattr(stand_in.VerbsCalls, "poll", ending)
+        same(batches(verbs), expected)
+    assert kept and all(kept)
+    grpc_fork._close_all()
+    assert not rdma._open
 
 
 def test_regions_end_with_their_memory(folder, serve, world, monkeypatch):

@@ -140,6 +140,8 @@ class _ForkGate:
 
 _deadlines, _gate = _DeadlineThread(), _ForkGate()
 _closables: weakref.WeakSet[Closable] = weakref.WeakSet()
+#: See `process_ends`.
+_ends = False
 
 
 def using_grpc() -> threading.RLock:
@@ -192,6 +194,17 @@ def _close_all() -> None:
         closable.close_idle()
 
 
+def process_ends() -> bool:
+    """Returns whether the process ends. Unlike before a fork, other threads may still be inside `using_grpc`."""
+    return _ends
+
+
+def _close_at_exit() -> None:
+    global _ends
+    _ends = True
+    _close_all()
+
+
 def _grpc_threads_running() -> bool:
     for path in glob.iglob("/proc/self/task/*/comm"):
         with suppress(OSError), open(path) as file:
@@ -237,4 +250,4 @@ def _after_fork_in_child() -> None:
 
 
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=_after_fork_in_child)
-atexit.register(_close_all)
+atexit.register(_close_at_exit)

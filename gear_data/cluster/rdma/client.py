@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gear_data.cluster.flight.client import Endpoint
-from gear_data.cluster.flight.grpc_fork import close_before_fork
+from gear_data.cluster.flight.grpc_fork import close_before_fork, process_ends
 from gear_data.cluster.protocol import Request
 from gear_data.cluster.rdma.connection import RdmaConnection
 from gear_data.cluster.rdma.device import Device, open_device
@@ -31,10 +31,12 @@ class _OpenDevice:
     memory: LocalMemory
     idle: dict[int, list[RdmaConnection]] = field(default_factory=dict)
 
+    def close_idle(self) -> None:
+        for connections in list(self.idle.values()):
+            _abandon(connections)
+
     def close(self) -> None:
-        for connections in self.idle.values():
-            while connections:
-                connections.pop().abandon()
+        self.close_idle()
         self.memory.close()
         self.device.close()
 
@@ -55,7 +57,8 @@ class RdmaClient:
         self._open: list[_OpenDevice] = []
         self._opening = threading.Lock()
         close_before_fork(self)
-        weakref.finalize(self, _close, self._open)
+        # Not at the end of the process: see `close_idle`.
+        weakref.finalize(self, _close, self._open).atexit = False
 
     def open(self) -> _OpenDevice:
         """Opens the device, if it is not open.
@@ -95,10 +98,7 @@ class RdmaClient:
 
     def close_idle_to(self, peer: int) -> None:
         """Closes the idle connections to a peer."""
-        idle = self.open().idle[peer]
-        with suppress(IndexError):
-            while True:
-                idle.pop().abandon()
+        _abandon(self.open().idle[peer])
 
     def span_read(
         self, connection: RdmaConnection, request: Request, spans: Int64Array, targets: WriteTargets | None
@@ -115,8 +115,23 @@ class RdmaClient:
         return ReadContext(self._manifest, opened.memory, opened.device.max_read_bytes)
 
     def close_idle(self) -> None:
-        """Closes the device, and with it all idle connections."""
-        _close(self._open)
+        """Closes all idle connections, and the device.
+
+        When the process ends, the device stays open. Another thread may still read through it, and would use queue
+        pairs and memory that are gone.
+        """
+        if process_ends():
+            for opened in list(self._open):
+                opened.close_idle()
+        else:
+            _close(self._open)
+
+
+def _abandon(connections: list[RdmaConnection]) -> None:
+    # Another thread may take the last one.
+    with suppress(IndexError):
+        while True:
+            connections.pop().abandon()
 
 
 def _close(opened: list[_OpenDevice]) -> None:
