@@ -289,11 +289,11 @@ class ShardClient:
         """Returns int64 [N], the bytes of each span over all groups."""
         sizes = np.zeros(len(request.shard), np.int64)
         for group in request.groups:
-            sizes += group.count * sum(self._row_bytes[column] for column in group.columns)
+            sizes += group.count * sum(self.row_bytes[column] for column in group.columns)
         return sizes
 
     @functools.cached_property
-    def _row_bytes(self) -> tuple[int, ...]:
+    def row_bytes(self) -> tuple[int, ...]:
         """Bytes of a row of each column; the average for a column of variable length."""
         return tuple(_row_bytes(column, self.manifest) for column in self.manifest.schema)
 

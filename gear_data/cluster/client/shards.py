@@ -5,7 +5,7 @@ They serve reads of whole columns: of episodes, for filters over steps, and for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,7 +18,7 @@ from gear_data.cluster.protocol import ColumnGroup, Request
 from gear_data.residency import Shards
 from gear_data.selection.windows import Int64Array
 from gear_data.storage.mapped_shards import ShardLease
-from gear_data.storage.variable_columns import array_over, python_values, validated
+from gear_data.storage.variable_columns import OFFSET_BYTES, array_over, python_values, validated
 
 #: Bytes of one span of a request; a shard is read in several.
 _SPAN_BYTES = 8 << 20
@@ -83,11 +83,9 @@ class RemoteShards:
         return self._variable(shard, index, 0, self._shards[shard].steps)
 
     def _variable(self, shard: int, index: int, first: int, last: int) -> pa.Array:
-        known = self._shards[shard].variable[self._schema.columns[index].name]
-        step = max(1, _SPAN_BYTES * self._shards[shard].steps // max(1, known.bytes))
-        starts, counts = _spans(first, last, step)
-        arrays = read_remote_variable(self._client, index, np.full(len(starts), shard), starts, counts)
-        return pa.concat_arrays(arrays) if arrays else pa.array([], self._schema.columns[index].arrow_type)
+        spans = np.array(_divided(self._client, index, shard, first, last), np.int64).reshape(-1, 3).T
+        arrays = read_remote_variable(self._client, index, *spans)
+        return pa.concat_arrays(arrays)
 
 
 def _spans(first: int, last: int, step: int) -> tuple[Int64Array, Int64Array]:
@@ -97,6 +95,19 @@ def _spans(first: int, last: int, step: int) -> tuple[Int64Array, Int64Array]:
     """
     starts = np.arange(first, max(first, last), step)
     return starts, np.minimum(starts + step, last) - starts
+
+
+def _divided(client: ShardClient, column: int, shard: int, first: int, last: int) -> list[tuple[int, int, int]]:
+    """Divides a range of rows of a column of variable length: it may have more bytes than a response may have.
+
+    Returns the shard, the first row and the row count of each span; at least one span.
+    """
+    entry = client.manifest.shards[shard]
+    known = entry.variable[client.manifest.schema.columns[column].name]
+    # The client takes a row of any shard for an average row of the dataset.
+    row_bytes = max(client.row_bytes[column], OFFSET_BYTES + known.bytes // max(1, entry.steps))
+    step = max(1, _SPAN_BYTES // row_bytes)
+    return [(shard, start, max(0, min(step, last - start))) for start in range(first, max(last, first + 1), step)]
 
 
 class ClusterShards:
@@ -149,6 +160,24 @@ class ClusterShards:
     def values(self, shard: int, index: int) -> pa.Array:
         local = self._local_index.get(shard)
         return self._remote.values(shard, index) if local is None else self.local.values(local, index)
+
+
+def run_spans(
+    client: ShardClient, here: npt.NDArray[np.bool_], column: int, runs: Iterable[tuple[int, int, int]]
+) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Returns runs of rows of a column of variable length as spans for `read_variable`.
+
+    Runs in remote shards are divided, as a whole shard may be larger than a response.
+
+    Args:
+        client, here, column: see `read_variable`.
+        runs: shard, first row, and the row after the last, of each.
+    """
+    spans: list[tuple[int, int, int]] = []
+    for shard, first, last in runs:
+        spans += [(shard, first, last - first)] if here[shard] else _divided(client, column, shard, first, last)
+    numbers = np.array(spans, np.int64).reshape(-1, 3)
+    return numbers[:, 0], numbers[:, 1], numbers[:, 2]
 
 
 def read_variable(

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from gear_data.cluster.client.reader import ClusterReader
 from gear_data.cluster.client.shard_client import ShardClient
-from gear_data.cluster.client.shards import read_variable
+from gear_data.cluster.client.shards import read_variable, run_spans
 from gear_data.collection.reader import ColumnReader
 from gear_data.dataset.stores.store import DatasetStore
 from gear_data.selection.windows import Int64Array
@@ -39,7 +39,7 @@ class ClusterDatasetStore(DatasetStore):
         return ClusterReader(self._client, self.shards, self._here, shard, start, self.lengths, lambda: self.finals)
 
     def values(self, name: str, ids: Int64Array) -> pa.Array:
-        shard, first, last = np.array(list(self.runs(ids)), np.int64).reshape(-1, 3).T
-        spans = (shard, first, last - first)
-        arrays = read_variable(self._client, self.shards, self._here, self.schema.index(name), spans)
+        index = self.schema.index(name)
+        spans = run_spans(self._client, self._here, index, self.runs(ids))
+        arrays = read_variable(self._client, self.shards, self._here, index, spans)
         return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)

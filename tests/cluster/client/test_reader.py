@@ -19,6 +19,8 @@ from torch.utils.data import DataLoader
 
 import gear_data
 from gear_data import Goals, Mixture, SequenceLoader
+from gear_data.cluster.client import shard_client as shard_client_module
+from gear_data.cluster.client import shards as shards_module
 from gear_data.cluster.client.reader import ClusterReader
 from gear_data.cluster.client.shards import RemoteShards
 from gear_data.cluster.flight import fetch as flight_fetch
@@ -332,6 +334,17 @@ def test_text(text_folder, nodes):
     assert there.values(name, 1, 6).equals(here.values(name, 1, 6))
     assert there.episode(2)[name].tolist() == here.episode(2)[name].tolist()
     assert there.sizes(0, 7).tolist() == here.sizes(0, 7).tolist()
+
+
+def test_more_values_than_a_response_may_have(text_folder, nodes, monkeypatch):
+    """A shard is read in parts: it may be larger, and its rows may be shorter than the rows of other shards."""
+    here, there = gear_data.open(text_folder), gear_data.open(url(nodes[2]))
+    monkeypatch.setattr(shards_module, "_SPAN_BYTES", 1)
+    # More than twice the bytes of one image, and fewer than those of the longest episode.
+    monkeypatch.setattr(shard_client_module, "MAX_RESPONSE_BYTES", 1000)
+    for name in (variable_data.TEXT, variable_data.IMAGE):
+        assert there.values(name, 0, 7).equals(here.values(name, 0, 7))
+        assert there.episode(6)[name].tolist() == here.episode(6)[name].tolist()
 
 
 class _HalfRemote:
