@@ -20,6 +20,9 @@ import torch
 
 import gear_data
 from gear_data import SequenceLoader
+from gear_data.cluster.client.options import ClientOptions
+from gear_data.cluster.client.peer import Peer
+from gear_data.cluster.client.shard_directory import ClusterManifest, ShardDirectory
 from gear_data.cluster.flight import grpc_fork
 from gear_data.cluster.flight.fetch import FlightFetch
 from gear_data.cluster.flight.server import FlightServer
@@ -27,7 +30,10 @@ from gear_data.cluster.rdma import client as client_module
 from gear_data.cluster.rdma.fetch import RdmaFetch
 from gear_data.cluster.rdma.reads import span_read as span_read_module
 from gear_data.cluster.rdma.server import RdmaServer
+from gear_data.cluster.run_credentials import RunCredentials
+from gear_data.cluster.server import node_server
 from gear_data.cluster.server.shard_server import ShardServer
+from gear_data.common.secret import Secret
 from gear_data.errors import CorruptShardError, InvalidArgumentError, NodeRefusedError, NodeUnreachableError
 from gear_data.loaders.presets.outputs import PRESETS
 from gear_data.loaders.tuning.config_file import columns_of, write_config
@@ -126,6 +132,22 @@ def test_auto_uses_rdma_and_flight_does_not(folder, serve, world, monkeypatch):
     same(batches(gear_data.open(plain)), batches(local))
     with pytest.raises(NodeRefusedError, match="does not offer RDMA"):
         gear_data.open(plain, transport="verbs")
+
+
+@pytest.mark.parametrize(
+    ("transport", "residency", "offered"),
+    [("verbs", "host", True), ("auto", "host", True), ("auto", "mmap", False), ("flight", "host", False)],
+)
+def test_a_node_without_shards_offers_rdma_for_later_ones(folder, world, transport, residency, offered):
+    run = RunCredentials("n", Secret(b"0123456789abcdef"))
+    config = node_server.ServerConfig(str(folder), None, None, residency, transport, (), "127.0.0.1", 0, run)
+    server, info = node_server._open_server(config)
+    server.shutdown()
+    assert info.verbs == offered
+    # As long as it has no shards, clients do not ask it for queue pairs.
+    manifest, peers = gear_data.open(folder).manifest, [Peer(info.address, ClientOptions.from_environment())] * 2
+    known = ClusterManifest(manifest, (frozenset(range(len(manifest.shards))), frozenset()), (info.verbs, info.verbs))
+    assert ShardDirectory(peers, transport, known).rdma_peers == ({0} if offered else set())
 
 
 def test_more_windows_than_a_queue_holds(folder, serve, world):

@@ -45,7 +45,7 @@ class ShardDirectory:
         peers: see above.
         dataset: the dataset's `dataset_identity`; empty until it is known.
         shard_count: number of shards of the dataset; 0 until the manifest is known.
-        rdma_peers: numbers of the peers that offer RDMA.
+        rdma_peers: numbers of the peers that hold shards and offer RDMA.
         backoff: peers that failed recently.
     """
 
@@ -65,7 +65,9 @@ class ShardDirectory:
             self._held = list(known.shards)
             for peer, shards in zip(self.peers, known.shards, strict=True):
                 peer.read_generation(known.manifest.generation, shards)
-            self.rdma_peers = {number for number, offers in enumerate(known.verbs) if offers}
+            # From a peer without shards there is nothing to read.
+            peers = enumerate(zip(known.verbs, known.shards, strict=True))
+            self.rdma_peers = {number for number, (offers, held) in peers if offers and held}
 
     @property
     def url(self) -> str:

@@ -175,12 +175,21 @@ def open_rdma_server(shards: ShardServer, transport: str) -> RdmaServer | None:
                 "RDMA reads memory, and these shards are in files", hint="add --residency host, or --transport flight"
             )
         return RdmaServer(shards, needs_videos=True)
-    if transport == AUTO and shards.in_memory and has_device():
+    if offers_rdma(transport, in_memory=shards.in_memory):
         try:
             return RdmaServer(shards, needs_videos=False)
         except (DeviceError, MissingExtraError, HostMemoryError) as error:
             _log.warning("RDMA is not used: %s", error)
     return None
+
+
+def offers_rdma(transport: str, *, in_memory: bool) -> bool:
+    """Returns whether `open_rdma_server` registers shards, which are in memory or in files.
+
+    Raises:
+        DeviceError: see `has_device`.
+    """
+    return in_memory and (transport == VERBS or (transport == AUTO and has_device()))
 
 
 def _load_videos(shards: ShardServer, *, required: bool) -> VideoMemory:

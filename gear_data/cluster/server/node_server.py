@@ -22,6 +22,7 @@ import msgspec
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.error_codec import error_to_bytes
 from gear_data.cluster.flight.server import FlightServer
+from gear_data.cluster.rdma.server import offers_rdma
 from gear_data.cluster.run_credentials import RunCredentials
 from gear_data.cluster.server.served_generations import GenerationOpener, ServedGeneration, ServedGenerations
 from gear_data.common.secret import Secret, decode_json
@@ -78,7 +79,7 @@ class ServerInfo:
 
     Attributes:
         address: where it listens.
-        verbs: whether its shards can be read by RDMA.
+        verbs: whether its shards can be read by RDMA. A node without shards may get some of a later generation.
     """
 
     address: Address
@@ -115,9 +116,11 @@ def _open_server(config: ServerConfig) -> tuple[FlightServer, ServerInfo]:
         except GenerationGoneError:
             # A restarted server: its clients have gone on, and name the generation that they read.
             _log.warning("generation %d is gone; clients say which one they read", config.generation)
+    in_memory = config.residency != "mmap"
+    verbs = offers_rdma(config.transport, in_memory=in_memory) if first is None else first.rdma is not None
     generations = ServedGenerations(first, opener, KEEP_SECONDS)
     server = FlightServer(generations, Address(config.host, config.port), config.credentials.server())
-    return server, ServerInfo(Address(config.host, server.port), first is not None and first.rdma is not None)
+    return server, ServerInfo(Address(config.host, server.port), verbs)
 
 
 def _send_line(line: bytes) -> None:
