@@ -24,6 +24,7 @@ from gear_data.cluster.client.options import ClientOptions
 from gear_data.cluster.client.peer import Peer
 from gear_data.cluster.client.shard_directory import ClusterManifest, ShardDirectory
 from gear_data.cluster.flight import grpc_fork
+from gear_data.cluster.flight import server as server_module
 from gear_data.cluster.flight.fetch import FlightFetch
 from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.rdma import client as client_module
@@ -318,6 +319,21 @@ def test_a_node_that_hangs_with_its_queue_pairs(folder, serve, world, monkeypatc
         batches(automatic)
     assert time.monotonic() - begun < 9.9
     released.set()
+
+
+def test_no_connection_waits_for_a_process_that_hangs(folder, serve, world, monkeypatch):
+    """More threads read than connections are kept: the others are closed after each batch."""
+    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "8")
+    released = threading.Event()
+    monkeypatch.setattr(server_module, "next_chunk", lambda reader: released.wait(60))
+    monkeypatch.setattr(client_module, "_MAX_IDLE_CONNECTIONS", 0)
+    verbs, expected = gear_data.open(url(serve()), transport="verbs"), batches(gear_data.open(folder), 1)
+    begun = time.monotonic()
+    try:
+        same(batches(verbs, 1), expected)
+        assert time.monotonic() - begun < 7.9
+    finally:
+        released.set()
 
 
 def test_an_interrupt_leaves_nothing_in_flight(folder, serve, world, monkeypatch):
