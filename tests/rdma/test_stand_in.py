@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import pickle
+import sys
 import threading
 import time
 
@@ -383,6 +384,21 @@ def test_a_thread_reads_on_while_the_process_ends(folder, serve, world, monkeypa
     assert kept and all(kept)
     grpc_fork._close_all()
     assert not rdma._open
+
+
+def test_a_device_that_fails_before_its_memory_is_deregistered(folder, world, monkeypatch):
+    """A server that lets go of a generation goes on, and so does a process that forks."""
+    server = RdmaServer(ShardServer(open_files(folder), None, "host"), needs_videos=False)
+    close, error = sys.modules["pyverbs.mr"].MR.close, sys.modules["pyverbs.pyverbs_error"].PyverbsError
+
+    def fail(region):
+        close(region)
+        raise error("failed to dereg MR")
+
+    monkeypatch.setattr(sys.modules["pyverbs.mr"].MR, "close", fail)
+    assert world.regions
+    server.close()
+    assert not world.regions
 
 
 def test_regions_end_with_their_memory(folder, serve, world, monkeypatch):

@@ -8,12 +8,11 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.cluster.rdma.device import open_device
+from gear_data.cluster.rdma.device import Region, open_device
 from gear_data.cluster.rdma.messages import QueuePairEnd, queue_pair_response
 from gear_data.cluster.rdma.queue_pair import QueuePair
 from gear_data.cluster.server.shard_server import Response, ShardServer
@@ -53,7 +52,7 @@ class RdmaServer:
         self._shards = shards
         self._device = open_device()
         self._available, self._lock = MAX_QUEUE_PAIRS, threading.Lock()
-        self._regions: list[Any] = []
+        self._regions: list[Region] = []
         #: Copies of memory that some regions are of.
         self._copies: list[npt.NDArray[np.uint8]] = []
         try:
@@ -107,7 +106,7 @@ class RdmaServer:
         table = np.zeros((len(addresses), 2), np.int64)
         for index in np.flatnonzero(sizes).tolist():
             region = self._device.register(int(addresses[index]), int(sizes[index]), read)
-            self._regions.append(region)
+            self._regions.append(Region(region))
             table[index] = addresses[index], region.rkey
         return table
 
