@@ -12,7 +12,7 @@ import numpy.typing as npt
 from gear_data.collection.collector import Collector
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.presets.choices import drawn_numbers
-from gear_data.loaders.presets.policies.octo import GOAL_STEPS
+from gear_data.loaders.presets.policies.octo import GOAL_STEPS, LAST_STEPS
 from gear_data.selection.windows import Windows
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class TaskGoals:
         self._collector = Collector(sources, max_rows, reuse=reuse, allocate=allocate)
 
     def add(self, step: int, windows: Windows, arrays: dict[str, Any]) -> tuple[int, int]:
-        """Adds the goals of a batch to its arrays.
+        """Adds the goals of a batch to its arrays, and the last steps of episodes.
 
         Returns:
             The bytes of the goals, and of those that are not padding.
@@ -69,4 +69,5 @@ class TaskGoals:
             of_cameras = self._cameras.add(step, own, collected.arrays)
             padded, valid = padded + of_cameras[0], valid + of_cameras[1]
         arrays.update(collected.arrays)
+        arrays[LAST_STEPS] = totals - 1
         return padded, valid

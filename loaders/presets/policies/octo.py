@@ -26,6 +26,8 @@ _TEXT, _TEXT_MASK = "task.language_instruction", "task.pad_mask_dict.language_in
 
 #: Key of the goals' steps; also names what is drawn.
 GOAL_STEPS = "task.timestep"
+#: The last step of each row's episode, until `octo_batch` takes it out of the batch.
+LAST_STEPS = "task.last_timestep"
 
 
 def constant(key: str, values: np.ndarray[Any, Any]) -> Output:
@@ -117,7 +119,8 @@ def octo_batch(
     """Makes a chunk of actions for each step of the history.
 
     As `chunk_act_obs` of octo-models/octo (commit 241fb35, `data/traj_transforms.py`): a step of the history before the
-    episode has the chunk of the first step. `task_completed` is true two steps later than the last step.
+    episode has the chunk of the first step. `task_completed` is true two steps later than the goal's step; without goal
+    images, than the last step.
 
     Args:
         batch: key -> array; the actions [B, history + horizon - 1, A], whose first step is the history's.
@@ -127,6 +130,12 @@ def octo_batch(
         keep_image_prob, element_mask: see `BatchFormat`.
         actions: the key of the actions.
     """
+    texts, last_steps = batch.get(_TEXT), batch.pop(LAST_STEPS, None)
+    if isinstance(texts, list):
+        batch[_TEXT_MASK] = np.array([bool(text) for text in texts], np.bool_)
+        if last_steps is not None:
+            # Before the chunks, as in Octo: it changes the goals' steps.
+            _keep_one(batch, rows, keep_image_prob, last_steps)
     places = np.arange(history)[:, None] + np.arange(horizon)
     before = (~batch[_PADS]).sum(1)
     # A step of the history before the episode has the chunk of the first step in the episode.
@@ -140,16 +149,13 @@ def octo_batch(
     batch[_COMPLETED] = completed
     if element_mask:
         batch[element_mask] = batch[element_mask][:, None, None, :] & ~completed[..., None]
-    texts = batch.get(_TEXT)
-    if isinstance(texts, list):
-        batch[_TEXT_MASK] = np.array([bool(text) for text in texts], np.bool_)
-        if GOAL_STEPS in batch:
-            _keep_one(batch, rows, keep_image_prob)
     return batch
 
 
-def _keep_one(batch: dict[str, Any], rows: BatchRows, keep_image_prob: float) -> None:
+def _keep_one(batch: dict[str, Any], rows: BatchRows, keep_image_prob: float, last_steps: np.ndarray[Any, Any]) -> None:
     """Empties the goal images or the text of each row with a text.
+
+    Without goal images, the goal is the last step of the episode.
 
     As `delete_task_conditioning` of octo-models/octo (commit 241fb35, `data/utils/task_augmentation.py`).
     """
@@ -161,6 +167,7 @@ def _keep_one(batch: dict[str, Any], rows: BatchRows, keep_image_prob: float) ->
     keeps = (drawn < keep_image_prob) | ~batch[_TEXT_MASK]
     batch[_TEXT] = ["" if keep else text for keep, text in zip(keeps.tolist(), batch[_TEXT], strict=True)]
     batch[_TEXT_MASK] &= ~keeps
+    batch[GOAL_STEPS][~keeps] = last_steps[~keeps]
     for key in [key for key in batch if key.startswith("task.image_")]:
         batch[key][~keeps] = 0
         batch[key.replace("task.", "task.pad_mask_dict.", 1)] &= keeps

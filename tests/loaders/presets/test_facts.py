@@ -105,6 +105,7 @@ def test_octo_keeps_the_goal_images_or_the_text(dataset, keep):
     options = {"context": 4, "seed": 2, "framework": "numpy", "preset": "octo"}
     goals = {"goals": "uniform", "keep_image_prob": keep}
     loader = SequenceLoader(dataset, 60, **grouped(**options, preset_options=goals))
+    plain = SequenceLoader(dataset, 60, **grouped(**options))
     kept = []
     for step, batch in enumerate(islice(loader, 4)):
         tasks, masks = expected(dataset, loader, step, "task"), batch["task.pad_mask_dict.language_instruction"]
@@ -114,6 +115,13 @@ def test_octo_keeps_the_goal_images_or_the_text(dataset, keep):
                 kept.append(not mask)
         assert batch["task.image_primary"].shape == (60, 256, 256, 3)
         assert not batch["task.pad_mask_dict.image_primary"].any() and batch["task.pad_mask_dict.proprio"].all()
+        # Without goal images the goal is the last step, and the actions up to it count.
+        last = np.array([LENGTHS[episode] - 1 for episode in loader.windows(step)["episode_id"].tolist()])
+        assert np.array_equal(batch["task.timestep"][masks], last[masks])
+        without = plain.batch(step)
+        for key in ("observation.task_completed", "action_pad_mask"):
+            assert np.array_equal(batch[key][masks], without[key][masks])
+        assert "task.last_timestep" not in batch
     assert abs(np.mean(kept) - keep) < 0.15 and (0 < keep < 1) == (len({*kept}) == 2)
     parts = [
         SequenceLoader(dataset, 60, **grouped(**options, preset_options=goals, rank=r, world_size=2)) for r in (0, 1)
