@@ -236,6 +236,8 @@ def _way(name: str, value: Any) -> str | MeanAndStd:
         return value
     try:
         mean, std = (np.asarray(each, np.float64) for each in value)
+    except RuntimeError as error:  # torch's, for a tensor with a gradient
+        raise InvalidArgumentError(f"the mean and std must be numbers: {error}", column=name) from error
     except (TypeError, ValueError) as error:
         raise InvalidArgumentError(
             f"normalize takes (mean, std) or a mode, not {value!r}", column=name, hint=f"modes: {', '.join(MODES)}"

@@ -265,7 +265,7 @@ def array_weights(values: Any, anchors: Anchors) -> Float64Array:
     """
     try:
         weights = np.array(values, np.float64)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # torch's, for a tensor with a gradient
         raise InvalidArgumentError(f"weights must be numbers: {error}") from error
     episodes, steps = len(anchors), int(anchors.offsets[-1])
     if weights.ndim != 1 or len(weights) not in (episodes, steps):

@@ -100,6 +100,8 @@ def test_wrong_modes_are_refused(dataset):
             SequenceLoader(dataset, normalize=mode)
     with pytest.raises(InvalidArgumentError, match="modes: mean-std, quantiles, minmax, imagenet"):
         SequenceLoader(dataset, normalize={"observations": 3})
+    with pytest.raises(InvalidArgumentError, match=r"the mean and std must be numbers: .*detach"):
+        SequenceLoader(dataset, normalize={"observations": (torch.zeros(1, requires_grad=True), 1.0)})
 
 
 @pytest.fixture

@@ -173,6 +173,8 @@ def test_arrays_of_another_length_or_with_other_values_are_refused():
         bound(Weighted(torch.tensor([1.0, 1, -1, 1, 1, 1])), anchors)
     with pytest.raises(InvalidArgumentError, match="weights must be numbers"):
         bound(Weighted(["a"] * 6), anchors)
+    with pytest.raises(InvalidArgumentError, match=r"weights must be numbers: .*detach"):
+        bound(Weighted(torch.ones(6, requires_grad=True)), anchors)
     with pytest.raises(InvalidArgumentError, match="beta is a number, breakpoints or a function"):
         Weighted("w", beta=-0.5)
     with pytest.raises(InvalidArgumentError, match="divide_by_max"):
