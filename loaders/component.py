@@ -220,12 +220,14 @@ class Origin:
     Attributes:
         component: the component itself, if the dataset did not change; else None. Its windows stay.
         earlier: the selector of the earlier generation.
+        step: updates of `earlier` that hold from a later step only hold from that step; None: there is no such update.
         normalize: column -> [mean, std], its normalisation; None: by the dataset's statistics.
         weights: `WeightedSelector.whole_state` of the selector; None: the sampler is bound to the dataset.
     """
 
     component: LoaderComponent | None = None
     earlier: Selector | None = None
+    step: int | None = None
     normalize: Mapping[str, Sequence[Any]] | None = None
     weights: Mapping[str, Any] | None = None
 
@@ -236,7 +238,7 @@ class Origin:
         if self.weights is not None and isinstance(sampler, Weighted):
             return sampler.restored(candidates, seed, self.weights)
         if isinstance(self.earlier, WeightedSelector) and self.earlier.has_own_weights:
-            return self.earlier.carried(candidates.anchors)
+            return self.earlier.carried(candidates.anchors, self.step)
         return sampler.bind(candidates, seed)
 
 

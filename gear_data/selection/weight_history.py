@@ -76,6 +76,18 @@ class WeightHistory:
         """
         return self._folded + self._updates_at(step)
 
+    def after(self, step: int) -> list[tuple[int, Int64Array, Float64Array]]:
+        """Returns the updates that do not hold at a step yet: their first steps, rows and values.
+
+        Raises:
+            InvalidArgumentError: the weights of the step are no longer available.
+        """
+        first = self._updates_at(step)
+        return [
+            (from_step, rows, values)
+            for from_step, (rows, values, *_) in zip(self._from_steps[first:], self._updates[first:], strict=True)
+        ]
+
     def go_to(self, step: int) -> None:
         """Moves the tree to the weights of a step.
 

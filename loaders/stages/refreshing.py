@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Sequence
 
@@ -17,6 +18,8 @@ from gear_data.loaders.stages.agreement import agreed_step
 from gear_data.loaders.stages.generations import newest_generations, together
 from gear_data.loaders.stages.stage import later_stage
 from gear_data.loaders.stages.timeline import Stages
+from gear_data.loaders.window_source import WindowSource
+from gear_data.selection.samplers import WeightedSelector
 
 
 def refresh(stages: Stages, progress: Progress, starting: threading.Lock, from_step: int | None) -> int:
@@ -98,7 +101,8 @@ def enter(
         stages.followed = list(followed)
         return newest.from_step
     all_ranks = newest.config.rank is None
-    stage = later_stage(newest, followed, origins, newest.from_step, ask_rank_zero=all_ranks and is_distributed())
+    ask_rank_zero = all_ranks and is_distributed()
+    stage = later_stage(newest, followed, origins, newest.from_step, ask_rank_zero=ask_rank_zero)
     for component, origin in zip(stage.components, origins, strict=True):
         if origin.component is None and component.selector.epoch_slots(1) is not None:
             raise InvalidArgumentError(
@@ -108,7 +112,28 @@ def enter(
     # Prefetch threads start no batch until the stage is in place.
     with starting:
         soonest = max(progress.next_step, progress.started_step(), newest.from_step)
-        stage.from_step = agreed_step(all_gather((from_step, soonest)) if all_ranks else [(from_step, soonest)])
+        first = agreed_step(all_gather((from_step, soonest)) if all_ranks else [(from_step, soonest)])
+        own = _with_steps(origins, newest.source, first)
+        if any(origin.step is not None for origin in own):
+            stage = later_stage(newest, followed, own, first, ask_rank_zero=ask_rank_zero)
+        stage.from_step = first
         stages.enter(stage, followed)
         stages.close_passed(progress.next_step)
     return stage.from_step
+
+
+def _with_steps(origins: Sequence[Origin], source: WindowSource, first: int) -> list[Origin]:
+    """Returns origins with the steps from which a generation holds, where weights have updates of later steps.
+
+    Args:
+        origins: of the datasets.
+        source: samples the windows of the generation before.
+        first: the first step of the generation.
+    """
+    found = []
+    for number, origin in enumerate(origins):
+        selector = origin.earlier
+        if isinstance(selector, WeightedSelector) and selector.soonest > (step := source.selector_step(number, first)):
+            origin = dataclasses.replace(origin, step=step)
+        found.append(origin)
+    return found

@@ -254,7 +254,7 @@ class WeightedSelector:
         with self._lock:
             return self._explicit or self._history is not None
 
-    def carried(self, anchors: Anchors) -> WeightedSelector:
+    def carried(self, anchors: Anchors, step: int | None = None) -> WeightedSelector:
         """Returns the selector of a later generation of the dataset.
 
         Units keep their last weights. A unit that is not among this selector's units gets the largest of all weights,
@@ -262,19 +262,36 @@ class WeightedSelector:
 
         Args:
             anchors: the episodes of the later generation, and their anchors.
+            step: updates that hold from a later step only hold from that step; None: there is no such update.
         """
+        later: list[tuple[int, Int64Array, Float64Array]] = []
         with self._lock:
-            weights, version = self._weights, self._first_version
-            if self._history is not None:
-                self._history.go_to_last()
-                weights, version = self._history.tree.weights, version + self._history.last_version
-            units, weights = self._units.carried(weights, anchors, float(weights.max()))
+            weights, version, history = self._weights, self._first_version, self._history
+            if history is not None:
+                history.go_to_last()
+                weights, version = history.tree.weights, version + history.last_version
+            largest = float(weights.max())
+            if history is not None and step is not None:
+                later = history.after(step)
+                history.go_to(step)
+                version -= len(later)
+            units, weights = self._units.carried(weights, anchors, largest)
         importance = None
         if self.importance is not None:
             importance = dataclasses.replace(self.importance, anchors=anchors.total)
-        return WeightedSelector(
+        selector = WeightedSelector(
             anchors, units, weights, self._seed, self._replacement, importance, explicit=True, first_version=version
         )
+        if later:
+            # The index there of each unit of this selector; -1: it has left.
+            rows = np.full(len(self._weights), -1, np.int64)
+            _, places = self._units.carried(np.arange(len(rows), dtype=np.float64), anchors, -1.0)
+            stays = places >= 0
+            rows[places[stays].astype(np.int64)] = np.flatnonzero(stays)
+            for from_step, changed, values in later:
+                known = rows[changed] >= 0
+                selector._start_history().update(from_step, rows[changed][known], values[known])
+        return selector
 
     def weights_of(self, rows: Int64Array) -> Float64Array:
         """Returns the initial weights of the units of the episodes with indices `rows`."""

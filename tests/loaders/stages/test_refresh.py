@@ -548,6 +548,38 @@ def test_an_update_before_a_coming_generation_holds_in_both(growing):
     assert [int(batch["weights_version"][0]) for batch in batches] == [2] * 20
 
 
+def test_an_update_of_a_coming_step_holds_from_this_step_in_a_generation_before_it(growing):
+    loader = make(growing.open(), sampler=Weighted([1.0] * 4), prefetch=0)
+    iterator = iter(loader)
+    taken(iterator, 2)
+    assert loader.update_weights([0, 1], [0.0, 0.0], from_step=12) == 12
+    growing.grow(3)
+    assert loader.refresh() == 2
+    state = json.dumps(loader.state_dict())
+    batches = taken(iterator, 20)
+    drawn = [set(batch["episode_id"].tolist()) for batch in batches]
+    assert set.union(*drawn[:10]) == {0, 1, 2, 3, 4, 5, 6}
+    assert set.union(*drawn[10:]) == {2, 3, 4, 5, 6}
+    assert [int(batch["weights_version"][0]) for batch in batches] == [0] * 10 + [1] * 10
+    resumed = make(growing.open(), sampler=Weighted([2.0] * 7))
+    resumed.load_state_dict(json.loads(state))
+    same(take(resumed, 20), batches)
+
+
+def test_an_update_of_a_coming_step_passes_over_episodes_that_leave(growing):
+    growing.grow(3)
+    loader = make(growing.open(), sampler=Weighted([1.0] * 7), prefetch=0)
+    assert loader.update_weights([0, 1, 2, 3, 4, 5], [0.0] * 6, from_step=10) == 10
+    growing.grow(4, max_steps=110)
+    assert growing.live[2][0] > 0
+    assert loader.refresh() == 0
+    batches = take(loader, 20)
+    drawn = [set(batch["episode_id"].tolist()) for batch in batches]
+    assert set.union(*drawn[:10]) == set(growing.live[2])
+    assert set.union(*drawn[10:]) == set(growing.live[2]) - {0, 1, 2, 3, 4, 5}
+    assert [int(batch["weights_version"][0]) for batch in batches] == [0] * 10 + [1] * 10
+
+
 # Mixtures
 
 
