@@ -252,7 +252,8 @@ class WeightedSelector:
         They were given as an array, or updated.
         """
         with self._lock:
-            return self._explicit or self._history is not None
+            # A refused update, or a state without updates, leaves a history without any.
+            return self._explicit or (self._history is not None and self._history.last_version > 0)
 
     def carried(self, anchors: Anchors, step: int | None = None) -> WeightedSelector:
         """Returns the selector of a later generation of the dataset.

@@ -502,6 +502,24 @@ def test_weights_stay_with_their_episodes(growing, by, array):
         loader.windows(7)
 
 
+@pytest.mark.parametrize("undone", ["refused", "loaded"])
+def test_new_episodes_have_the_expression_s_weights_without_an_update(growing, undone):
+    """An update that was refused, and one that a loaded state does not have, change no weight."""
+    sampler = Weighted("episode_id + 1.0")
+    loader = make(growing.open(), sampler=sampler, prefetch=0)
+    if undone == "refused":
+        with pytest.raises(InvalidArgumentError, match="positive"):
+            loader.update_weights([0, 1, 2, 3], [0.0] * 4)
+    else:
+        state = json.dumps(loader.state_dict())
+        loader.update_weights([0], [90.0])
+        loader.load_state_dict(json.loads(state))
+    growing.grow(3)
+    assert loader.refresh() == 0
+    new = make(growing.open(), sampler=sampler)
+    same(take(loader, 5), [new.batch(step) for step in range(5)])
+
+
 def test_updated_weights_of_early_steps_are_not_kept(growing):
     loader = make(growing.open(), sampler=Weighted([1.0] * 4), prefetch=0)
     iterator = iter(loader)
