@@ -126,13 +126,21 @@ def apply_update(
         only.selector.update(step, ids, weights, of_steps, source.selector_step(dataset, kept) if kept else 0)
         return first_step
     chosen = _episodes_of(held, ids, newest.components[dataset].dataset)
-    # The newest generation first: it finds wrong values before any weight changes.
-    for each, own in zip(reversed(held), reversed(chosen), strict=True):
-        if each.end <= first_step:
-            continue
-        step = each.source.selector_step(dataset, max(first_step, each.first))
-        own_steps = None if of_steps is None else of_steps[own]
-        each.selector.update(step, ids[own], weights[own], own_steps, each.source.selector_step(dataset, kept))
+    changed: list[WeightedSelector] = []
+    try:
+        # The newest generation first: it finds wrong values.
+        for each, own in zip(reversed(held), reversed(chosen), strict=True):
+            if each.end <= first_step:
+                continue
+            step = each.source.selector_step(dataset, max(first_step, each.first))
+            own_steps = None if of_steps is None else of_steps[own]
+            each.selector.update(step, ids[own], weights[own], own_steps, each.source.selector_step(dataset, kept))
+            changed.append(each.selector)
+    except InvalidArgumentError:
+        # An earlier generation may have no other episode with a positive weight.
+        for selector in changed:
+            selector.take_back()
+        raise
     return first_step
 
 

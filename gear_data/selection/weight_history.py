@@ -157,6 +157,12 @@ class WeightHistory:
         if keep_from > self._first_step:
             self.compact(keep_from)
 
+    def take_back(self) -> None:
+        """Undoes the last update, which is not folded."""
+        self._move(len(self._updates) - 1)
+        del self._updates[-1], self._from_steps[-1]
+        self.soonest = self._from_steps[-1] if self._from_steps else self._first_step
+
     def compact(self, step: int) -> None:
         """Folds the updates that hold at `step` into the base.
 

@@ -228,6 +228,12 @@ class WeightedSelector:
                 self._checked_rows(episodes, weights, steps)  # names what the kernel refused
                 raise
 
+    def take_back(self) -> None:
+        """Undoes the last update, whose step is still to come."""
+        with self._lock:
+            if self._history is not None:
+                self._history.take_back()
+
     def _checked_rows(
         self, episodes: npt.NDArray[Any], weights: Float64Array, steps: npt.ArrayLike | None
     ) -> Int64Array:

@@ -566,6 +566,17 @@ def test_an_update_before_a_coming_generation_holds_in_both(growing):
     assert [int(batch["weights_version"][0]) for batch in batches] == [2] * 20
 
 
+def test_an_update_that_one_of_two_generations_refuses_changes_none(growing):
+    loaders = [make(growing.open(), sampler=Weighted([1.0] * 4), prefetch=0) for _ in range(2)]
+    growing.grow(3)
+    for loader in loaders:
+        assert loader.refresh(from_step=10) == 10
+        loader.update_weights([5], [3.0], from_step=10)
+    with pytest.raises(InvalidArgumentError, match="positive"):
+        loaders[0].update_weights([0, 1, 2, 3], [0.0] * 4, from_step=9)
+    same(take(loaders[0], 20), take(loaders[1], 20))
+
+
 def test_an_update_of_a_coming_step_holds_from_this_step_in_a_generation_before_it(growing):
     loader = make(growing.open(), sampler=Weighted([1.0] * 4), prefetch=0)
     iterator = iter(loader)
