@@ -192,6 +192,12 @@ def atomic_new_file(destination: Path, overwrite: bool = False) -> Iterator[Path
     if overwrite:
         with typed_write_errors(destination):
             destination = destination.resolve()  # a link stays
+    if destination.is_dir():
+        raise DestinationExistsError(
+            f"a name that ends in {destination.suffix} is a file's, and the destination is a folder",
+            file=str(destination),
+            hint="choose another name, or remove the folder",
+        )
     with _reserved(destination, overwrite), atomic_file(destination) as temporary:
         yield temporary
         refuse_existing(destination, overwrite)  # another file may have taken the place since the export began

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -121,4 +122,4 @@ def _start_workers(loader: SequenceLoader, count: int) -> Iterator[Batch]:
 
 def _repeated(batch: Batch) -> Iterator[Batch]:
     while True:
-        yield batch
+        yield copy.copy(batch)  # a step may take keys out of its batch

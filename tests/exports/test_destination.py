@@ -54,6 +54,17 @@ def test_export_into_a_linked_empty_folder(rollouts_path: Path, tmp_path: Path) 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["again", "link", "real"]
 
 
+@pytest.mark.parametrize("name", ["a.parquet", "a.npz", "a.hdf5"])
+def test_a_file_does_not_replace_a_folder(name: str, rollouts_path: Path, tmp_path: Path) -> None:
+    """It is refused before anything is written."""
+    (tmp_path / name).mkdir()
+    format = {".parquet": "parquet", ".npz": "npz", ".hdf5": "d4rl"}[Path(name).suffix]
+    for overwrite in (False, True):
+        with pytest.raises(DestinationExistsError, match="the destination is a folder"):
+            gear_data.export(gear_data.open(rollouts_path), tmp_path / name, format=format, overwrite=overwrite)
+    assert [path.name for path in tmp_path.rglob("*")] == [name]
+
+
 @pytest.mark.parametrize("path", [".", "..", "/"])
 def test_export_needs_a_name(path: str, rollouts_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The export would take the place of the current folder: this process would stay in the one that is removed."""
