@@ -13,7 +13,7 @@ from typing import Any, Never
 import numpy as np
 
 from gear_data.common.keywords import check_range, refuse_keywords_of
-from gear_data.common.paths import without_folders
+from gear_data.common.paths import absolute_path, is_remote, without_folders
 from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.reports.advice import advice_for
@@ -140,12 +140,13 @@ def report(
     size = ViewerSize()
     viewed = viewed_positions(dataset, flags, sample.positions, int(frames), size)
     viewer = viewer_data(dataset, viewed, int(frames), size)
-    name = str(dataset.path).rstrip("/").rsplit("/", 1)[-1]
+    path = str(dataset.path)
+    name = (path if is_remote(path) else absolute_path(path)).rstrip("/").rsplit("/", 1)[-1]
     summary = summarize(dataset, folders=False)
     facts = {
         "title": f"{name}: gear-data report",
         "name": name,
-        "path": without_folders(str(dataset.path), is_path=True),
+        "path": without_folders(path, is_path=True),
         "version": VERSION,
         "summary": summary,
         "provenance": provenance(dataset),

@@ -18,6 +18,10 @@ def test_report_writes_a_page(
     assert main(["report", str(rollouts_path)]) == 0
     assert (tmp_path / "dataset-report.html").read_text().startswith("<!DOCTYPE html>")
     assert "40 episodes" in capsys.readouterr().out
+    monkeypatch.chdir(rollouts_path)
+    assert main(["report", "."]) == 0
+    assert "dataset-report.html" in capsys.readouterr().out and Path("dataset-report.html").is_file()
+    Path("dataset-report.html").unlink()
     facts = run_json(
         capsys, "report", rollouts_path, tmp_path / "out.html", "--where", "length > 3", "--weights", "length"
     )
