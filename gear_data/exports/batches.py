@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import zipfile
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,6 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from numpy.lib import format as npy
 
 from gear_data.collection.output import BFLOAT16
 from gear_data.common.keywords import check_range, refuse_keywords_of
@@ -171,8 +173,11 @@ def _write_safetensors(batch: Batch, path: Path) -> None:
 
 
 def _write_npz(batch: Batch, path: Path) -> None:
-    arrays: dict[str, Any] = {key: _array(array, key) for key, array in _flat(batch).items()}
-    np.savez(path, **arrays)
+    # np.savez takes names as arguments, and has a few of its own, such as `file`.
+    with zipfile.ZipFile(path, "w") as archive:
+        for key, array in _flat(batch).items():
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as member:
+                npy.write_array(member, _array(array, key), allow_pickle=False)
 
 
 def _write_parquet(batch: Batch, path: Path) -> None:

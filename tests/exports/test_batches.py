@@ -61,6 +61,18 @@ def test_files_hold_the_loader_s_batches(format: str, rollouts_path: Path, tmp_p
 
 
 @pytest.mark.parametrize("format", FORMATS)
+def test_columns_may_have_any_name(format: str, rollouts_path: Path, tmp_path: Path) -> None:
+    ds = gear_data.open(rollouts_path).rename({"observations": "file", "actions": "allow_pickle"})
+    loader = gear_data.SequenceLoader(ds, 3, context=4, preset="raw", framework="numpy")
+    report = gear_data.export_batches(loader, tmp_path / "out", batches=1, format=format)
+    [entry] = json.loads((tmp_path / "out" / "batches.json").read_text())["files"]
+    shapes = {key: tensor["shape"] for key, tensor in entry["tensors"].items()}
+    found, batch = read_batch(tmp_path / "out" / report.files[0], shapes), loader.batch(0)
+    for name in ("file", "allow_pickle"):
+        np.testing.assert_array_equal(found[name], batch[name])
+
+
+@pytest.mark.parametrize("format", FORMATS)
 def test_batches_are_reproducible_from_the_manifest(format: str, rollouts_path: Path, tmp_path: Path) -> None:
     ds = gear_data.open(rollouts_path)
     loader = gear_data.SequenceLoader(
