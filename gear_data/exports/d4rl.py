@@ -14,13 +14,13 @@ from gear_data.common.progress import progress_bar
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.metadata import metadata_names
 from gear_data.exports.destination import FILE_SUFFIXES, MARK, atomic_file_or_folder
-from gear_data.exports.exporter import ExportedFiles, ExportOptions, exported_files
+from gear_data.exports.exporter import ExportOptions, ExportReport, report_of
 from gear_data.exports.flat import flat_blocks, flat_columns
 from gear_data.exports.hdf5 import create_hdf5
 from gear_data.exports.metadata import source_metadata
 
 
-def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
+def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportReport:
     """Writes the destination if it ends in .hdf5 or .h5, otherwise `data.hdf5` in it.
 
     Text and numbers of the source's metadata become `metadata/NAME`.
@@ -41,7 +41,7 @@ def export_d4rl(dataset: Dataset, destination: Path, options: ExportOptions) -> 
                     bar.update(len(values))
             file["rewards"].attrs[MARK] = True  # an attribute of the file would be metadata of the dataset
             left_out = _write_metadata(file, source_metadata(dataset))
-    return exported_files(destination, [*metadata_names(dataset), *left_out])
+    return report_of(dataset, destination, [*metadata_names(dataset), *left_out])
 
 
 def _write_metadata(file: h5py.File, metadata: Mapping[str, Any]) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Container, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.episode_blocks import block_ranges
@@ -39,23 +40,31 @@ class ExportOptions:
 
 
 @dataclass(frozen=True)
-class ExportedFiles:
-    """Result of an exporter.
+class ExportReport:
+    """Result of an export.
 
     Attributes:
         files: paths relative to the destination; if the destination is a file, its name.
         bytes: size of all files together.
+        episodes: number of episodes.
+        steps: number of steps.
         left_out: names of episode metadata that the format cannot store.
         notes: texts for the user, such as why a video was encoded again.
     """
 
     files: tuple[str, ...]
     bytes: int
+    episodes: int
+    steps: int
     left_out: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns the report as JSON."""
+        return {**asdict(self), "files": list(self.files), "left_out": list(self.left_out), "notes": list(self.notes)}
 
-Exporter = Callable[[Dataset, Path, ExportOptions], ExportedFiles]
+
+Exporter = Callable[[Dataset, Path, ExportOptions], ExportReport]
 
 
 def episode_blocks(dataset: Dataset, first: int = 0, last: int | None = None) -> Iterator[tuple[int, int]]:
@@ -94,9 +103,12 @@ def rename_hint(name: str, new: str = "NAME") -> str:
     return f"rename it: ds.rename({{{name!r}: {new!r}}}) (gear-data edit DATASET OUT --rename {option})"
 
 
-def exported_files(destination: Path, left_out: Sequence[str] = (), notes: Sequence[str] = ()) -> ExportedFiles:
-    """Lists the written file, or all files of the written folder."""
-    if destination.is_file():
-        return ExportedFiles((destination.name,), destination.stat().st_size, tuple(left_out), tuple(notes))
+def report_of(
+    dataset: Dataset, destination: Path, left_out: Sequence[str] = (), notes: Sequence[str] = ()
+) -> ExportReport:
+    """Returns the report about the written file, or about all files of the written folder."""
     sizes = folder_files(destination)
-    return ExportedFiles(tuple(sizes), sum(size or 0 for size in sizes.values()), tuple(left_out), tuple(notes))
+    if destination.is_file():
+        sizes = {destination.name: destination.stat().st_size}
+    size = sum(size or 0 for size in sizes.values())
+    return ExportReport(tuple(sizes), size, dataset.num_episodes, dataset.num_steps, tuple(left_out), tuple(notes))

@@ -24,11 +24,11 @@ from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.exports.destination import atomic_folder
 from gear_data.exports.exporter import (
     REQUIRED,
-    ExportedFiles,
     ExportOptions,
+    ExportReport,
     episode_blocks,
-    exported_files,
     rename_hint,
+    report_of,
     require_columns,
 )
 from gear_data.exports.hdf5 import create_hdf5
@@ -53,7 +53,7 @@ _GROUP_BYTES = 4096
 _ZERO_BYTE = "the text has a zero byte, which HDF5 cannot store"
 
 
-def export_minari(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
+def export_minari(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportReport:
     """Writes a folder that `minari.load_dataset(NAME)` reads.
 
     $MINARI_DATASETS_PATH must be its parent folder.
@@ -86,7 +86,7 @@ def export_minari(dataset: Dataset, destination: Path, options: ExportOptions) -
         metadata = {**_metadata(dataset, destination.name), "dataset_size": round(size / 1e6, 1)}
         (folder / "data" / "metadata.json").write_text(json.dumps(metadata), encoding="utf-8")
     names = episode_metadata(dataset, 0, 0)
-    return exported_files(destination, [name for name in names if name not in _attribute_names(names)])
+    return report_of(dataset, destination, [name for name in names if name not in _attribute_names(names)])
 
 
 def _size(dataset: Dataset, columns: int) -> int:

@@ -13,12 +13,12 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.metadata import metadata_names
 from gear_data.errors import UnsupportedColumnError
 from gear_data.exports.destination import FILE_SUFFIXES, MARK, atomic_file_or_folder
-from gear_data.exports.exporter import ExportedFiles, ExportOptions, exported_files, rename_hint
+from gear_data.exports.exporter import ExportOptions, ExportReport, rename_hint, report_of
 from gear_data.exports.flat import FlatColumn, flat_blocks, flat_columns
 from gear_data.ingest.sources.arrays.classify import is_boundary
 
 
-def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
+def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportReport:
     """Writes the destination if it ends in .npz, otherwise `data.npz` in it.
 
     The file is uncompressed, as from `numpy.savez`. No array is in memory as a whole.
@@ -41,7 +41,7 @@ def export_npz(dataset: Dataset, destination: Path, options: ExportOptions) -> E
                         member.write(values.reshape(-1).view("u1").data)
                         bar.update(len(values))
             archive.comment = MARK.encode()
-    return exported_files(destination, metadata_names(dataset))
+    return report_of(dataset, destination, metadata_names(dataset))
 
 
 def _check_names(columns: Sequence[FlatColumn]) -> None:

@@ -13,7 +13,7 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.metadata import episode_metadata, metadata_names
 from gear_data.errors import UnsupportedColumnError
 from gear_data.exports.destination import FILE_SUFFIXES, atomic_folder, atomic_new_file
-from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files, rename_hint
+from gear_data.exports.exporter import ExportOptions, ExportReport, episode_blocks, rename_hint, report_of
 from gear_data.exports.metadata import final_observations
 from gear_data.exports.nested import nested_episodes, nested_finals, nested_values
 from gear_data.exports.table_writer import TableWriter
@@ -21,7 +21,7 @@ from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.episode_tables import fact_field
 
 
-def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
+def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportReport:
     """Writes the destination if it ends in .parquet, otherwise a folder.
 
     The folder has one file `data/train-00000-of-0000N.parquet` for each shard with exported episodes. The HuggingFace
@@ -37,13 +37,13 @@ def export_parquet(dataset: Dataset, destination: Path, options: ExportOptions) 
         if destination.suffix in FILE_SUFFIXES["parquet"]:
             with atomic_new_file(destination, options.overwrite) as temporary:
                 _write(dataset, temporary, shards, bar)
-            return exported_files(destination, left_out)
+            return report_of(dataset, destination, left_out)
         names = [f"data/train-{i:05d}-of-{len(shards):05d}.parquet" for i in range(len(shards))]
         with atomic_folder(destination, options.overwrite) as folder:
             (folder / "data").mkdir()
             for shard, name in zip(shards, names, strict=True):
                 _write(dataset, folder / name, [shard], bar)
-    return exported_files(destination, left_out)
+    return report_of(dataset, destination, left_out)
 
 
 def _column_names(dataset: Dataset) -> set[str]:

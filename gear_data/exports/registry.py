@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import asdict, dataclass
 from typing import Any, Never
 
 import numpy as np
@@ -18,39 +17,13 @@ from gear_data.error_text import shown
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError, unknown_name
 from gear_data.exports.d4rl import export_d4rl
 from gear_data.exports.destination import FILE_SUFFIXES, export_target
-from gear_data.exports.exporter import Exporter, ExportOptions
+from gear_data.exports.exporter import Exporter, ExportOptions, ExportReport
 from gear_data.exports.lerobot.exporter import export_lerobot
 from gear_data.exports.lerobot.videos.codecs import check_codec
 from gear_data.exports.minari import export_minari
 from gear_data.exports.npz import export_npz
 from gear_data.exports.parquet import export_parquet
 from gear_data.words import ExportCodec, ExportFormat
-
-
-@dataclass(frozen=True)
-class ExportReport:
-    """Result of an export.
-
-    Attributes:
-        files: paths relative to the destination's folder.
-        bytes: size of all files together.
-        episodes: number of episodes.
-        steps: number of steps.
-        left_out: names of episode metadata that the format cannot store.
-        notes: texts for the user, such as why a video was encoded again.
-    """
-
-    files: tuple[str, ...]
-    bytes: int
-    episodes: int
-    steps: int
-    left_out: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Returns the report as JSON."""
-        return {**asdict(self), "files": list(self.files), "left_out": list(self.left_out), "notes": list(self.notes)}
-
 
 #: Name -> exporter, as `format=` takes them.
 EXPORTERS: dict[ExportFormat, Exporter] = {
@@ -130,10 +103,7 @@ def export(
         )
     _check_videos(dataset, format, videos, video_codec)
     rate = None if fps is None else float(fps)
-    written = EXPORTERS[format](dataset, target, ExportOptions(progress, rate, videos, video_codec, overwrite))
-    return ExportReport(
-        written.files, written.bytes, dataset.num_episodes, dataset.num_steps, written.left_out, written.notes
-    )
+    return EXPORTERS[format](dataset, target, ExportOptions(progress, rate, videos, video_codec, overwrite))
 
 
 def _is_rate(value: Any) -> bool:

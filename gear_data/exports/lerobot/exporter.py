@@ -16,7 +16,7 @@ from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.tables.metadata import metadata_names
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.exports.destination import atomic_folder
-from gear_data.exports.exporter import ExportedFiles, ExportOptions, episode_blocks, exported_files, rename_hint
+from gear_data.exports.exporter import ExportOptions, ExportReport, episode_blocks, rename_hint, report_of
 from gear_data.exports.lerobot.data_files import DataFilesWriter
 from gear_data.exports.lerobot.features import CLOCK, TASK, features
 from gear_data.exports.lerobot.meta import EPISODE_COLUMNS, DataFiles, write_meta
@@ -25,7 +25,7 @@ from gear_data.exports.lerobot.videos.video_writer import write_videos
 from gear_data.exports.metadata import episode_id, source_metadata
 
 
-def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportedFiles:
+def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) -> ExportReport:
     """Writes a folder that `LeRobotDataset(repo_id, root=...)` reads.
 
     `timestamp` and `task_index` are the dataset's columns if it has them. Otherwise `timestamp` is the number of the
@@ -62,7 +62,7 @@ def export_lerobot(dataset: Dataset, destination: Path, options: ExportOptions) 
         write_meta(folder, dataset, data, cameras, videos, tasks.texts, fps)
     notes = [video.note for video in videos if video.note is not None]
     left_out = [name for name in metadata_names(dataset) if name in EPISODE_COLUMNS]
-    return exported_files(destination, left_out, notes)
+    return report_of(dataset, destination, left_out, notes)
 
 
 def _fps(dataset: Dataset, options: ExportOptions) -> float:
