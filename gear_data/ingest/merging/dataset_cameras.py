@@ -12,12 +12,12 @@ from gear_data.common.paths import is_remote, join
 from gear_data.ingest.findings.video_files import DeclaredVideo
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import SourceVideos
-from gear_data.storage.arrow_files import read_table
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.manifest import Manifest
 from gear_data.storage.remote.range_reader import filesystem_of
 from gear_data.storage.videos.mapped import is_kept, video_entry
-from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, VideoIndex
+from gear_data.storage.videos.stored_packets import read_video_index
+from gear_data.video.index_tables import VideoIndex
 from gear_data.video.segments import VideoSegments, VideoTimes
 
 
@@ -26,15 +26,7 @@ def read_index(files: DatasetFiles, manifest: Manifest) -> VideoIndex | None:
 
     Raises CorruptShardError if a table is damaged.
     """
-    if not manifest.schema.videos:
-        return None
-    tables = []
-    for name in (FILES_TABLE, PACKETS_TABLE):
-        entry = manifest.tables[name]
-        with files.local(entry) as path:
-            tables.append(read_table(path, entry.checksum))
-            files.mapped.add(entry, path)
-    return VideoIndex(tables[0], tables[1], str(files.location))
+    return read_video_index(files, manifest) if manifest.schema.videos else None
 
 
 def source_of_videos(files: DatasetFiles, manifest: Manifest, index: VideoIndex, episodes: pa.Table) -> SourceVideos:
