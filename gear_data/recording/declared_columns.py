@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
-from gear_data.recording.step_columns import is_observation
+from gear_data.ingest.pipeline.names import is_observation
+from gear_data.recording.step_columns import END_FLAGS
 from gear_data.schema import DTYPES, ColumnSpec, Schema
 
-#: Columns that a Writer makes of the arguments of `end_episode`.
-_END_FLAGS = ("terminated", "truncated")
 _TEXTS = {str: "string", bytes: "binary", "string": "string", "binary": "binary"}
 
 
@@ -37,7 +36,7 @@ def declared_columns(schema: Schema | Mapping[str, Any]) -> tuple[ColumnSpec, ..
     else:
         found = dict(schema)
     videos = {spec.name: spec for spec in schema.videos} if isinstance(schema, Schema) else {}
-    columns = tuple(videos.get(name) or _column(name, each) for name, each in found.items() if name not in _END_FLAGS)
+    columns = tuple(videos.get(name) or _column(name, each) for name, each in found.items() if name not in END_FLAGS)
     if isinstance(schema, Schema):
         names = {spec.name: spec.element_names for spec in (*schema.columns, *schema.videos)}
         columns = tuple(replace(spec, element_names=names[spec.name]) for spec in columns)

@@ -10,13 +10,14 @@ import numpy.typing as npt
 
 from gear_data.common.paths import is_utf8
 from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
+from gear_data.ingest.pipeline.names import is_observation
 from gear_data.schema import DTYPES, ColumnSpec, Schema
 
 #: Python types of one number -> kinds of dtypes that hold the number exactly, or as a float.
 _WEAK = {bool: "b", int: "iuf", float: "f"}
 
-#: End flags, which `end_episode` gives.
-_FLAGS = ("terminated", "truncated")
+#: Columns that a Writer makes of the arguments of `end_episode`.
+END_FLAGS = ("terminated", "truncated")
 
 
 def flat_step(step: Mapping[str, Any]) -> dict[str, Any]:
@@ -68,7 +69,7 @@ def check_joins(columns: Iterable[ColumnSpec], schema: Schema, dataset: str) -> 
         UnsupportedColumnError: a column is missing, new, or has another dtype or shape.
     """
     stored = (*schema.source_columns, *schema.videos)
-    wanted = {column.name: column for column in stored if column.name not in _FLAGS}
+    wanted = {column.name: column for column in stored if column.name not in END_FLAGS}
     given = {column.name: column for column in columns}
     for name in dict.fromkeys((*wanted, *given)):
         if name not in wanted or name not in given:
@@ -112,14 +113,6 @@ def _infer(name: str, value: Any, where: str) -> ColumnSpec:
             hint="give numbers, booleans, text or bytes",
         )
     return ColumnSpec(name, array.dtype.name, array.shape, has_final=is_observation(name))
-
-
-def is_observation(name: str) -> bool:
-    """Returns whether a column is an observation.
-
-    An episode may end with one more observation than it has steps.
-    """
-    return name.split(".", 1)[0] == "observations"
 
 
 def check_names(found: Iterable[str], columns: Mapping[str, Any], where: str) -> None:
