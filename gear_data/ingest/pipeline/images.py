@@ -31,7 +31,7 @@ from gear_data.common.images import (
     open_image,
 )
 from gear_data.errors import MissingExtraError, UnsupportedColumnError
-from gear_data.ingest.findings.log import Finding, FindingLog
+from gear_data.ingest.findings.log import Finding, FindingLog, place_of
 from gear_data.ingest.pipeline.mapped_source import MappedSource, cut, without
 from gear_data.ingest.pipeline.previews import first_block
 from gear_data.ingest.source import EpisodeSource
@@ -86,19 +86,15 @@ def _common_kind(head: EpisodeBlock, spec: ColumnSpec, findings: FindingLog) -> 
         return None
     common = None
     for place, value in values.items():
+        file, row = place_of(head, place.episode)
         try:
             kind = _kind(value)
         except OversizedImage as error:
-            raise UnsupportedColumnError(
-                f"{place.description(head)} {error}",
-                file=place.file(head),
-                column=column,
-                row=place.row(head),
-                hint=_KEEP,
-            ) from error
+            reason = f"{place.description(head)} {error}"
+            raise UnsupportedColumnError(reason, file=file, column=column, row=row, hint=_KEEP) from error
         except MissingExtraError as error:
             hint = f"{error.hint}; or {_KEEP}"
-            raise MissingExtraError(error.message, file=place.file(head), column=column, hint=hint) from error
+            raise MissingExtraError(error.message, file=file, column=column, hint=hint) from error
         except UnsupportedImage as error:
             reason = f"{place.description(head)} {error}"
         except UnreadableImage:
@@ -109,7 +105,7 @@ def _common_kind(head: EpisodeBlock, spec: ColumnSpec, findings: FindingLog) -> 
                 continue
             reason = f"{place.description(head)} is {kind}, but the first image is {common}"
         message = f"{reason}; the column stays encoded"
-        findings.add(Finding("images-kept-encoded", message, 1, place.file(head), place.row(head), column))
+        findings.add(Finding("images-kept-encoded", message, 1, file, row, column))
         return None
     return common
 
@@ -149,21 +145,12 @@ class _ImagePosition(NamedTuple):
 
     @staticmethod
     def of_step(block: EpisodeBlock, step: int) -> _ImagePosition:
-        offsets = block.offsets
-        episode = int(np.searchsorted(offsets, step, side="right")) - 1
-        return _ImagePosition(episode, step - int(offsets[episode]))
+        return _ImagePosition(*block.locate(step))
 
     @staticmethod
     def of_final(block: EpisodeBlock, index: int) -> _ImagePosition:
         episode = int(np.flatnonzero(block.has_final)[index])
         return _ImagePosition(episode, int(block.lengths[episode]))
-
-    def file(self, block: EpisodeBlock) -> str:
-        return block.sources[self.episode]
-
-    def row(self, block: EpisodeBlock) -> int:
-        """Returns the episode's row in the source."""
-        return int(block.rows[self.episode])
 
     def description(self, block: EpisodeBlock) -> str:
         """Returns the name of the observation, for messages."""
