@@ -175,6 +175,11 @@ class ColumnSpec:
         return role_of(self.name)
 
     @property
+    def source_name(self) -> str:
+        """The name of the column in the source."""
+        return self.source or self.name
+
+    @property
     def depth(self) -> DepthFormat | None:
         """The meaning of the numbers of a depth video; None of all other columns."""
         return None if self.video is None else self.video.depth

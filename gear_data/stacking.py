@@ -235,7 +235,7 @@ def stacked_column(name: str, parts: Sequence[ColumnSpec]) -> ColumnSpec:
         if part.variable_length:
             raise UnsupportedColumnError(
                 f"holds {part.dtype}, and only numbers can be stacked into '{name}'",
-                column=part.source or part.name,
+                column=part.source_name,
                 hint="leave it out of stack",
             )
     dtype = np.result_type(*(part.numpy_dtype for part in parts)).name

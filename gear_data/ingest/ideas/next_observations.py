@@ -107,7 +107,7 @@ def take_next_observations(
             cast = ""
             if has_dtypes and not own.variable_length and not other.variable_length:
                 dtype = np.promote_types(own.dtype, other.dtype).name
-                sources = [spec.source or spec.name for spec in (other, own) if spec.dtype != dtype]
+                sources = [spec.source_name for spec in (other, own) if spec.dtype != dtype]
                 casts = [f"--dtype {shlex.quote(each)}={dtype}" for each in sources]
                 cast = f"read both as one dtype: {' '.join(casts)}; or "
             raise UnsupportedColumnError(

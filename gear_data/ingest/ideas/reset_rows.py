@@ -139,7 +139,7 @@ def refuse_unclear_last_rows(source: EpisodeSource, file: str) -> None:
     Raises:
         UnknownFormatError: the names are those of RLDS, and nothing else says what the last row of an episode is.
     """
-    names = {spec.name: spec.source or spec.name for spec in source.columns if spec.shape in ONE_VALUE}
+    names = {spec.name: spec.source_name for spec in source.columns if spec.shape in ONE_VALUE}
     last = next((name for name in _LAST if name in other_flags(names)), None)
     if last is None or _FIRST not in names or END_FLAGS & names.keys() or any(s.has_final for s in source.columns):
         return

@@ -42,7 +42,7 @@ def source_of_videos(files: DatasetFiles, manifest: Manifest, index: VideoIndex,
     cameras = [""] * len(index)
     for spec in manifest.schema.videos:
         for number in np.unique(episodes.column(f"videos/{spec.name}/file").to_numpy()).tolist():
-            cameras[number] = spec.source or spec.name
+            cameras[number] = spec.source_name
     return SourceVideos(
         manifest.schema.videos,
         tuple(_source_file(str(files.location), entry.file, entry.bytes) for entry in places),

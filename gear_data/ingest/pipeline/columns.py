@@ -212,12 +212,12 @@ def with_dtypes(columns: Sequence[ColumnSpec], dtypes: Mapping[str, str], file: 
     """
     found = []
     for spec in columns:
-        dtype = dtypes.get(spec.source or spec.name) or dtypes.get(spec.name) or spec.dtype
+        dtype = dtypes.get(spec.source_name) or dtypes.get(spec.name) or spec.dtype
         if spec.variable_length and dtype != spec.dtype:
             raise UnsupportedColumnError(
                 "holds text, which has no other dtype",
                 file=file,
-                column=spec.source or spec.name,
+                column=spec.source_name,
                 hint="leave its --dtype out",
             )
         found.append(spec if dtype == spec.dtype else replace(spec, dtype=dtype))
@@ -226,6 +226,6 @@ def with_dtypes(columns: Sequence[ColumnSpec], dtypes: Mapping[str, str], file: 
 
 def check_dtypes(dtypes: Collection[str], columns: Sequence[ColumnSpec]) -> None:
     """Raises UnknownNameError if the user chose the dtype of a column that does not exist."""
-    known = {name for spec in columns for name in (spec.name, spec.source or spec.name)}
+    known = {name for spec in columns for name in (spec.name, spec.source_name)}
     if unknown := [name for name in dtypes if name not in known]:
         raise unknown_name("column", unknown[0], known)

@@ -55,11 +55,6 @@ class _ColumnInput:
     length: int
     number: int
 
-    @property
-    def source(self) -> str:
-        """The column's name in the source, for messages."""
-        return self.spec.source or self.spec.name
-
 
 class EpisodeStream:
     """An `EpisodeSource` over a stream of episodes.
@@ -243,7 +238,7 @@ class EpisodeStream:
             self.findings.add(reset_info_left_out(1, self._name, column.number, spec.name))
             return shaped(array[1:], spec), None
         if len(array) != length:
-            raise BadEpisodeError(f"has {len(array)} rows, and the episode {length} steps", column=column.source)
+            raise BadEpisodeError(f"has {len(array)} rows, and the episode {length} steps", column=spec.source_name)
         return shaped(array, spec), None
 
 
@@ -256,20 +251,20 @@ def _check_values(column: _ColumnInput) -> None:
     if spec.variable_length:
         kind = str if spec.dtype == "string" else bytes
         if array.dtype != object or not all(isinstance(value, kind) for value in array):
-            raise BadEpisodeError(f"is not {spec.dtype} here, but is in the first episode", column=column.source)
+            raise BadEpisodeError(f"is not {spec.dtype} here, but is in the first episode", column=spec.source_name)
         if spec.dtype == "string" and not all(map(is_utf8, array)):
-            raise BadEpisodeError("holds text that cannot be UTF-8", column=column.source)
+            raise BadEpisodeError("holds text that cannot be UTF-8", column=spec.source_name)
     elif array.dtype.name != spec.dtype or math.prod(array.shape[1:]) != spec.size:
         here, first = f"{array.dtype.name} {array.shape[1:]}", f"{spec.dtype} {spec.shape}"
         hint = None
         if math.prod(array.shape[1:]) == spec.size and array.dtype.kind in "iuf" and spec.numpy_dtype.kind in "iuf":
-            dtype = f"{shlex.quote(column.source)}={np.promote_types(array.dtype, spec.dtype)}"
+            dtype = f"{shlex.quote(spec.source_name)}={np.promote_types(array.dtype, spec.dtype)}"
             here, first = array.dtype.name, spec.dtype
             hint = (
                 f"read all episodes as one dtype: --dtype {dtype} (tables=TableOptions(...)), or leave such episodes "
                 "out with --on-bad-episode skip (on_bad_episode='skip')"
             )
-        raise BadEpisodeError(f"is {here}, in the first episode {first}", column=column.source, hint=hint)
+        raise BadEpisodeError(f"is {here}, in the first episode {first}", column=spec.source_name, hint=hint)
 
 
 def _observations_with_final(column: _ColumnInput) -> tuple[Values, Values | None]:
@@ -278,7 +273,7 @@ def _observations_with_final(column: _ColumnInput) -> tuple[Values, Values | Non
     if not spec.has_final:
         raise BadEpisodeError(
             f"has {len(array)} rows for {column.length} steps, and the first episode has no final observation",
-            column=column.source,
+            column=spec.source_name,
         )
     return shaped(array[:-1], spec), shaped(array[-1:], spec)
 

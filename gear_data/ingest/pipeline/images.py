@@ -80,7 +80,7 @@ def _common_kind(head: EpisodeBlock, spec: ColumnSpec, findings: FindingLog) -> 
 
     Returns None if the column holds no images, or if its images differ. The latter adds a finding.
     """
-    column = spec.source or spec.name
+    column = spec.source_name
     values = _sample_images(head, spec.name)
     if not any(map(looks_like_image, values.values())):
         return None
@@ -175,7 +175,7 @@ class DecodedImages(MappedSource):
         )
         super().__init__(source, tuple(columns), skip_bad=skip_bad)
         self._kinds = kinds
-        self._source_names = {spec.name: spec.source or spec.name for spec in source.columns}
+        self._source_names = {spec.name: spec.source_name for spec in source.columns}
         sizes = {name: math.prod(kind.shape) for name, kind in kinds.items()}
         self._step_bytes = sum(sizes.values())
         self._final_names = [spec.name for spec in source.columns if spec.name in kinds and spec.has_final]

@@ -66,7 +66,7 @@ def report_names(source: EpisodeSource, *, all_columns: bool) -> None:
         if presets:
             message = f"kept, but batches of the preset {' and '.join(map(repr, presets))} have another array of this "
             message += "name, so that preset cannot feed the column; "
-            message += f"rename it with --rename {printable(column.source or column.name)}=NAME"
+            message += f"rename it with --rename {printable(column.source_name)}=NAME"
             source.findings.add(Finding("reserved-name", message, column=column.name))
 
 
@@ -74,7 +74,7 @@ def _report_actions(source: EpisodeSource, all_columns: bool) -> None:
     """Adds the finding `no-actions-column`, with the names that are nearly `actions`."""
     if any(role_of(column.name) is Role.ACTION for column in source.columns):
         return
-    names = [printable(column.source or column.name) for column in source.columns]
+    names = [printable(column.source_name) for column in source.columns]
     near = [name for name in names if is_nearly_actions(name)]
     if not near and not all_columns:
         return
@@ -145,7 +145,7 @@ def _advice_about_columns(source: EpisodeSource) -> Iterator[None]:
 
 def _is_about(error: BadEpisodeError, spec: ColumnSpec) -> bool:
     """Returns whether an error is about a column. Errors about trees have the path of the episode before the name."""
-    source, column = spec.source or spec.name, error.column or ""
+    source, column = spec.source_name, error.column or ""
     return column in (spec.name, source) or column.endswith(f"/{source}")
 
 
@@ -184,7 +184,7 @@ def check_block(block: EpisodeBlock, columns: tuple[ColumnSpec, ...]) -> None:
                 raise CorruptSourceError(
                     f"holds a boolean that is stored as {largest}, which is neither 0 nor 1",
                     file=block.sources[0],
-                    column=spec.source or spec.name,
+                    column=spec.source_name,
                     row=int(block.rows[0]),
                     hint="the file may be damaged: download it again",
                 )
@@ -194,7 +194,7 @@ def _changed(block: EpisodeBlock, spec: ColumnSpec, found: str) -> CorruptSource
     return CorruptSourceError(
         f"holds {found} here, but {spec.dtype} {spec.shape} at the start of the source",
         file=block.sources[0],
-        column=spec.source or spec.name,
+        column=spec.source_name,
         row=int(block.rows[0]),
         hint="convert the column to one type and shape first",
     )

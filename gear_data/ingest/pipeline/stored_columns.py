@@ -35,7 +35,7 @@ def drop_variable_finals(block: EpisodeBlock, columns: tuple[ColumnSpec, ...], f
     for spec in columns:
         if spec.variable_length and finals.pop(spec.name, None) is not None:
             message = "final observations of variable length cannot be stored; left out"
-            findings.add_episodes(block, "final-left-out", message, block.has_final, spec.source or spec.name)
+            findings.add_episodes(block, "final-left-out", message, block.has_final, spec.source_name)
     has_final = block.has_final if finals else np.zeros(len(block), np.bool_)
     return replace(block, finals=finals, has_final=has_final)
 

@@ -112,12 +112,12 @@ def videos_in_sequence(parts: Sequence[tuple[str, Sequence[ColumnSpec], SourceVi
     Raises the errors of `united_cameras`.
     """
     columns = united_cameras([(name, own, videos.columns) for name, own, videos in parts])
-    shown = {spec.name: spec.source or spec.name for spec in columns}
+    shown = {spec.name: spec.source_name for spec in columns}
     files: list[SourceFile] = []
     declared: list[DeclaredVideo] = []
     firsts: list[int] = []
     for _, _, videos in parts:
-        own_names = {spec.source or spec.name: shown[spec.name] for spec in videos.columns}
+        own_names = {spec.source_name: shown[spec.name] for spec in videos.columns}
         firsts.append(len(files))
         files += videos.files
         declared += [replace(each, camera=own_names.get(each.camera, each.camera)) for each in videos.declared]

@@ -117,7 +117,7 @@ def _open(item: Format, location: Location, options: SourceOptions) -> EpisodeSo
         if spec.name in SCALAR_COLUMNS and spec.variable_length:
             raise UnsupportedColumnError(
                 f"holds {spec.dtype}, where {spec.name} must be numbers",
-                column=spec.source or spec.name,
+                column=spec.source_name,
                 hint="if it means something else, give it another name with --rename",
             )
     for file in location.with_suffix(*PICKLES):

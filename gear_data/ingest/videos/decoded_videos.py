@@ -149,7 +149,7 @@ class DecodedVideos(MappedSource):
         except CorruptShardError as error:
             bad[episode] = True
             reason = f"its video {error.file or ''} cannot be decoded: {error.message}"
-            self._report_bad(piece, episode, reason, spec.source or spec.name, f"restore the file, {LEAVE_OUT}")
+            self._report_bad(piece, episode, reason, spec.source_name, f"restore the file, {LEAVE_OUT}")
 
 
 def _jpeg(pixels: npt.NDArray[np.uint8]) -> bytes:

@@ -79,7 +79,7 @@ class IndexedSource(MappedSource):
 
     def _mapped(self, piece: EpisodeBlock) -> Iterator[EpisodeBlock]:
         clips = {spec.name: self._clips(spec, piece) for spec in self.videos.columns}
-        names = {spec.name: spec.source or spec.name for spec in self.videos.columns}
+        names = {spec.name: spec.source_name for spec in self.videos.columns}
         bad = np.zeros(len(piece), np.bool_)
         for episode in range(len(piece)):
             for name, found in clips.items():
@@ -125,7 +125,7 @@ class IndexedSource(MappedSource):
                     f"an episode should begin at {start:.6g} s, and its first frame, the nearest or by its number, is "
                     f"{distance:.2g} s away"
                 )
-                self.findings.add(Finding("video-time-differs", message, 1, name, None, spec.source or spec.name))
+                self.findings.add(Finding("video-time-differs", message, 1, name, None, spec.source_name))
         return clips
 
     def _frames(self, number: int, place: int, start: float) -> tuple[int, int]:
@@ -180,7 +180,7 @@ def _columns(videos: SourceVideos, staged: StagedVideos) -> tuple[ColumnSpec, ..
             first[declared.camera] = staged.index.file(staged.rows[number])
     columns = []
     for spec in videos.columns:
-        video = first.get(spec.source or spec.name)
+        video = first.get(spec.source_name)
         if video is not None:
             channels = 3 if spec.depth is None else 1
             frames = VideoFormat(video.height, video.width, channels, video.fps, spec.depth)

@@ -231,7 +231,7 @@ def is_numbers(key: str, feature: Mapping[str, Any]) -> bool:
 
 def source_columns(dataset: Dataset) -> dict[str, ColumnSpec]:
     """Returns LeRobot's key -> the column of a converted dataset."""
-    return {spec.source or spec.name: spec for spec in (*dataset.schema.columns, *dataset.schema.videos)}
+    return {spec.source_name: spec for spec in (*dataset.schema.columns, *dataset.schema.videos)}
 
 
 def _spec(dataset: Dataset, specs: Mapping[str, ColumnSpec], key: str, feature: Mapping[str, Any]) -> ColumnSpec:

@@ -93,7 +93,7 @@ def _as_dtype(values: Values, spec: ColumnSpec, row: int) -> Values:
     """
     if isinstance(values, pa.Array) or spec.variable_length or values.dtype == spec.numpy_dtype:
         return values
-    name = spec.source or spec.name
+    name = spec.source_name
     return cast_or_refuse(values, spec.dtype, name, row, rounds=True, source=name)
 
 

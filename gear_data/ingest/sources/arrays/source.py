@@ -198,7 +198,7 @@ class ArraySource:
         if self._dtypes is None or not alike or own.has_final != first.has_final:
             return "convert the files to one dtype and shape first"
         dtype = np.promote_types(own.dtype, first.dtype)
-        return f"read all files as one dtype: --dtype {shlex.quote(own.source or own.name)}={dtype}"
+        return f"read all files as one dtype: --dtype {shlex.quote(own.source_name)}={dtype}"
 
 
 def describe(spec: ColumnSpec | None) -> str:

@@ -78,7 +78,7 @@ def choose_cameras(
 
 def check_names(cameras: Iterable[DeclaredCamera], columns: Sequence[ColumnSpec]) -> None:
     """Raises InvalidArgumentError if a camera and another column have one name."""
-    taken = {spec.name: spec.source or spec.name for spec in columns}
+    taken = {spec.name: spec.source_name for spec in columns}
     for camera in cameras:
         name = camera.spec.name
         if name in taken:

@@ -58,8 +58,8 @@ class ExportNotes(msgspec.Struct, frozen=True, rename={"added": "made"}):
         return tuple(
             replace(
                 spec,
-                shape=(1,) if _source(spec) in self.vectors and spec.shape == () else spec.shape,
-                has_final=_source(spec) in self.finals and not spec.variable_length,
+                shape=(1,) if spec.source_name in self.vectors and spec.shape == () else spec.shape,
+                has_final=spec.source_name in self.finals and not spec.variable_length,
             )
             for spec in columns
         )
@@ -90,7 +90,7 @@ class FinalObservations:
             raise CorruptSourceError(f"is missing, but {NOTES} names final observations", file=FINALS, hint=_HINT)
         self._columns = columns
         self._tables = FileTables((file,), PARQUET)
-        names = [_EPISODE, *(_source(spec) for spec in columns)]
+        names = [_EPISODE, *(spec.source_name for spec in columns)]
         for name in names:
             if name not in self._tables.schema.names:
                 raise CorruptSourceError("the column is missing", file=FINALS, column=name, hint=_HINT)
@@ -134,7 +134,7 @@ class FinalObservations:
 
 def _values(rows: pa.Table, spec: ColumnSpec) -> tuple[npt.NDArray[np.bool_], npt.NDArray[Any]]:
     """Returns bool [rows], the rows with a final observation, and the observations."""
-    array = storage_array(rows.column(_source(spec)))
+    array = storage_array(rows.column(spec.source_name))
     present = np.ones(len(array), np.bool_)
     present[null_rows(array)] = False
     try:
@@ -145,9 +145,5 @@ def _values(rows: pa.Table, spec: ColumnSpec) -> tuple[npt.NDArray[np.bool_], np
         ) from error
     if str(values.dtype) != spec.dtype:
         message = f"holds {values.dtype}, not {spec.dtype}"
-        raise CorruptSourceError(message, file=FINALS, column=_source(spec), hint=_HINT)
+        raise CorruptSourceError(message, file=FINALS, column=spec.source_name, hint=_HINT)
     return present, values
-
-
-def _source(spec: ColumnSpec) -> str:
-    return spec.source or spec.name

@@ -49,7 +49,7 @@ def check_features(
             message = f"{info.name} declares it as {dtype}, but the Parquet files lack it; left out"
             findings.add(Finding("declared-column-absent", message, file=info.name, column=name))
     for spec in columns:
-        name = spec.source or spec.name
+        name = spec.source_name
         if info.features and name not in info.features:
             message = f"not declared in {info.name}; read as it is in the Parquet files"
             findings.add(Finding(_DISAGREES, message, file=info.name, column=name))
@@ -88,7 +88,7 @@ def with_element_names(
     """
     named = []
     for spec in columns:
-        name = spec.source or spec.name
+        name = spec.source_name
         names = _flat_names(info.features.get(name, {}).get("names"))
         vector = len(spec.shape) < 2 and not spec.variable_length
         if vector and len(names) == spec.size:

@@ -159,7 +159,7 @@ class LeRobotSource(MappedSource):
             check_columns = tuple(name for name in _FOR_CHECKS if name in names)
             options = replace(options, columns=(*requested, *check_columns))
         rows = StepRowSource(location, tables, options, are_listed=True)
-        by_source = {_source(spec): spec for spec in rows.columns}
+        by_source = {spec.source_name: spec for spec in rows.columns}
         self._time = by_source.get(_TIME)
         self._task, self._subtask = (_number_column(by_source, name, files[0].name) for name in (TASK, SUBTASK))
         persistent = by_source.get(PERSISTENT)
@@ -282,15 +282,11 @@ def _kept_columns(
     """
     kept = []
     for spec in columns:
-        source = _source(spec)
+        source = spec.source_name
         only_for_checks = source in _FOR_CHECKS and requested is not None and not {*requested} & {spec.name, source}
         if source not in notes.added and not only_for_checks:
             kept.append(spec)
     return notes.restore(tuple(kept))
-
-
-def _source(spec: ColumnSpec) -> str:
-    return spec.source or spec.name
 
 
 FORMAT = Format(
