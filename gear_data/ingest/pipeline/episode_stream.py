@@ -150,20 +150,16 @@ class EpisodeStream:
         length = _length(arrays)
         for source, name in self._sources.items():
             array = arrays[name]
+            dtype, shape = array.dtype.name, array.shape[1:]
             if array.dtype == object:
-                dtype = "string" if len(array) and isinstance(array[0], str) else "binary"
-                has_final = is_observation(name) and len(array) == length + 1
-                specs.append(column_spec(name, dtype, source=source, has_final=has_final))
-                continue
-            shape = array.shape[1:]
-            if 0 in shape:
+                dtype, shape = ("string" if len(array) and isinstance(array[0], str) else "binary"), ()
+            elif 0 in shape:
                 raise BadEpisodeError(f"a step of shape {shape} has no elements", column=source)
-            has_final = is_observation(name) and len(array) == length + 1
-            dtype = array.dtype.name
-            if name == "rewards" and dtype == "int64" and (is_object or isinstance(values[source], list)):
+            elif name == "rewards" and dtype == "int64" and (is_object or isinstance(values[source], list)):
                 # Lists of Python numbers become int64 if all rewards of an episode are whole, and float64 otherwise.
                 # Minari builds its arrays in this way too.
                 dtype = "float64"
+            has_final = is_observation(name) and len(array) == length + 1
             specs.append(column_spec(name, dtype, shape, source=source, has_final=has_final))
         return tuple(specs)
 
