@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from gear_data.errors import NonFiniteError
 from gear_data.ingest.findings.log import Finding, FindingLog, place_of
@@ -108,14 +107,12 @@ def check_joined_episodes(block: EpisodeBlock, findings: FindingLog, *, rows_are
             findings.add_episodes(block, "episode-cut", message, first[block.offsets[:-1]] == 0, name)
             message = "is true inside an episode"
             _report(block, findings, first[1:] != 0, ("first-step-inside", message, name), rows_are_steps)
+    texts = {name: each for name, each in block.columns.items() if isinstance(each, pa.Array)}
     for name in _RUNS:
-        if (values := scalars.get(name)) is not None:
-            differ = rows_differ(values[1:], values[:-1])
-        elif isinstance(texts := block.columns.get(name), pa.Array):
-            differ = np.asarray(pc.not_equal(texts[1:], texts[:-1]).to_numpy(zero_copy_only=False), np.bool_)
-        else:
-            continue
-        _report(block, findings, differ, ("run-changes", "changes inside an episode", name), rows_are_steps)
+        values = scalars.get(name, texts.get(name))
+        if values is not None:
+            kind = "run-changes", "changes inside an episode", name
+            _report(block, findings, rows_differ(values[1:], values[:-1]), kind, rows_are_steps)
 
 
 def _report(
