@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from types import TracebackType
 
 from gear_data.errors import InvalidArgumentError, RateLimitError
 from gear_data.recording.journal_folder import journals_of
@@ -95,9 +94,7 @@ class RateLimiter:
     def __enter__(self) -> RateLimiter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _allows(self, counts: Counts) -> bool:
