@@ -21,7 +21,7 @@ from gear_data.common.retry import answer_of, is_transient
 from gear_data.errors import CorruptSourceError, GearError, RemoteError, errors_as
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.sources.tables.files.kind import UNKNOWN_ROWS, BatchSizer, FileKind, RowGroups, batch_slices
-from gear_data.ingest.sources.tables.flatten import FlattenedColumn, with_leaf_type
+from gear_data.ingest.sources.tables.flatten import FlattenedColumn, with_types
 from gear_data.ingest.sources.tables.to_numpy import is_list, leaf_type
 
 #: Yields the blocks of a file. The second argument is the schema of the source's first file, or None for that file.
@@ -102,12 +102,7 @@ class StreamedTable:
     def _name_fractions(self, error: CorruptSourceError) -> None:
         """Adds the way out to an error about fractions in a column that has whole numbers in the first rows."""
         numbers = [field.name for field in self.schema if pa.types.is_integer(leaf_type(field.type))]
-        model = pa.schema(
-            [
-                field.with_type(with_leaf_type(field.type, pa.float64())) if field.name in numbers else field
-                for field in self.schema
-            ]
-        )
+        model = with_types(self.schema, {(name,): pa.float64() for name in numbers})
         with suppress(Exception):  # the file may have other faults
             for table in self._format.blocks(self._file, model):
                 for name in numbers:
