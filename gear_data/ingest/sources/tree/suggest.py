@@ -330,19 +330,12 @@ def _lines(tree: Tree, group: str, depth: int) -> Iterator[str]:
 
     Of names that differ only in a number, the first stands for all.
     """
-    counts: dict[tuple[str, str], int] = {}
-    children = tree.children(group)
-    for name, kind in children.items():
-        family = (number_of(name) or (name, ""))[0], kind
-        counts[family] = counts.get(family, 0) + 1
-    shown = set()
-    for name, kind in children.items():
-        family = (number_of(name) or (name, ""))[0], kind
-        if family in shown:
-            continue
-        shown.add(family)
-        path = join(group, name)
-        more = f" (and {counts[family] - 1} more {family[0]}*)" if counts[family] > 1 else ""
+    families: dict[tuple[str, str], list[str]] = {}
+    for name, kind in tree.children(group).items():
+        families.setdefault(((number_of(name) or (name, ""))[0], kind), []).append(name)
+    for (stem, kind), names in families.items():
+        path = join(group, names[0])
+        more = f" (and {len(names) - 1} more {stem}*)" if len(names) > 1 else ""
         if kind == ARRAY:
             array = tree.array(path)
             yield f"{path}: {'damaged' if array is None else f'{array.dtype} {array.shape}'}{more}"
