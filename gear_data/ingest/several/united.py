@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -62,7 +63,7 @@ def _dtype_options(part: Sequence[ColumnSpec], columns: Mapping[str, ColumnSpec]
     """Returns the options that give all columns of numbers of a part the dtypes of the others; "" if none differs."""
     pairs = [(column, columns[column.name]) for column in part if column.name in columns and not column.derived]
     return " ".join(
-        f"--dtype {column.source_name}={known.dtype}"
+        f"--dtype {shlex.quote(column.source_name)}={known.dtype}"
         for column, known in pairs
         if column.dtype != known.dtype
         and column.shape == known.shape
