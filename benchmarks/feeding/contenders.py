@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -160,7 +161,9 @@ class Process:
 
     def close(self) -> None:
         if self.child.stdin is not None:
-            self.child.stdin.close()
+            # A process that ended has not read the last request, which is written again here.
+            with suppress(BrokenPipeError):
+                self.child.stdin.close()
         try:
             self.child.wait(timeout=10)
         except subprocess.TimeoutExpired:
