@@ -17,7 +17,7 @@ import torch
 import gear_data
 from gpu_sections.ceilings import DEVICE_COPY, SM_READS
 from gpu_sections.peers import INDEXING, PEERS, Batch, Steps
-from gpu_sections.report import Row, Section
+from gpu_sections.report import Row, Section, ratio_of_rounds
 
 EPISODE = 1000
 #: Seconds of a round of a feed, and rounds. The first round warms up.
@@ -80,7 +80,7 @@ class _Cost:
 def feeds(folder: Path, rates: dict[str, float], quick: bool, left: Callable[[], float]) -> Section:
     """Measures the feeds of each workload in alternating rounds, by the clock.
 
-    The ratio of a loader with a target is to the ceiling or the peer of the target.
+    The ratio of a loader with a target is to the ceiling or the peer of the target, in the same rounds.
 
     Args:
         rates: bytes per second of the ceilings.
@@ -160,18 +160,18 @@ def _report(
     section: Section, workload: Workload, steps: Steps, seen: dict[str, list[_Cost]], rates: dict[str, float]
 ) -> None:
     nbytes = steps.batch * steps.context * sum(column[0].nbytes for column in steps.columns.values())
-    times = {title: statistics.median(cost.seconds for cost in found) for title, found in seen.items()}
-    for title, seconds in times.items():
-        found = seen[title]
+    times = {title: [cost.seconds for cost in found] for title, found in seen.items()}
+    for title, own in times.items():
+        seconds = statistics.median(own)
         values: dict[str, Any] = {
             "us": seconds * 1e6,
-            "lowest": min(cost.seconds for cost in found) * 1e6,
-            "host us": statistics.median(cost.processor_seconds for cost in found) * 1e6,
+            "lowest": min(own) * 1e6,
+            "host us": statistics.median(cost.processor_seconds for cost in seen[title]) * 1e6,
             "GB/s": nbytes / seconds / 1e9,
         }
-        values["times torch indexing"] = times[INDEXING] / seconds if INDEXING in times else None
+        values["times torch indexing"] = ratio_of_rounds(times[INDEXING], own) if INDEXING in times else None
         compared, goal = workload.targets.get(title, ("", None))
-        ratio = times[compared] / seconds if compared in times else None
+        ratio = ratio_of_rounds(times[compared], own) if compared in times else None
         if compared in rates:
             ratio = nbytes / seconds / rates[compared]
         section.rows.append(Row(f"{workload.name}: {title}", values, ratio, goal))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -53,6 +55,11 @@ class Section:
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "rows": [{**asdict(row), "met": row.met} for row in self.rows]}
+
+
+def ratio_of_rounds(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """Returns the median of the rounds' ratios. If the time was over, one of both lacks the last rounds."""
+    return statistics.median(a / b for a, b in zip(ours, theirs, strict=False))
 
 
 def from_json(record: dict[str, Any]) -> Section:

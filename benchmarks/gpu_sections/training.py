@@ -20,7 +20,7 @@ from common import synthetic_episodes, write_parquet
 
 import gear_data
 from gear_data.demo.model import MODEL_KEYS, Hyperparameters, build_model, masked_action_loss
-from gpu_sections.report import Row, Section
+from gpu_sections.report import Row, Section, ratio_of_rounds
 
 CONTEXT = 20
 BATCHES = (64, 512)
@@ -101,7 +101,7 @@ def steps_per_second(step: Callable[[Batch], None], batches: Iterator[Batch], st
 
 
 def training(folder: Path, quick: bool, left: Callable[[], float]) -> Section:
-    """Measures the feeds in alternating rounds, and returns medians.
+    """Measures the feeds in alternating rounds, and returns medians. Ratios are of the same round.
 
     A machine that slows down so slows all feeds.
     """
@@ -157,7 +157,7 @@ def _measure(
             rate = statistics.median(seen)
             values: dict[str, float | str | None] = {"steps/s": rate, "lowest": min(seen), "highest": max(seen)}
             goal = TARGET if title == OURS else None
-            ratio = rate / statistics.median(rates[way, COSTLESS])
+            ratio = ratio_of_rounds(seen, rates[way, COSTLESS])
             section.rows.append(Row(f"batch {batch_size}{way}: {title}", values, ratio, goal))
 
 

@@ -186,13 +186,19 @@ def test_knobs_are_turned_and_turned_back(gpu: gpu_device.Gpu, monkeypatch: pyte
     assert [text.partition(" (")[0] for text in section.left_out] == [variants[1].name]
 
 
+def training_data(gpu_training: Any, folder: Path) -> Any:
+    """Writes a dataset, and returns its episodes."""
+    episodes = gpu_training.synthetic_episodes(2000)
+    gpu_training.write_parquet(episodes, folder / "source.parquet")
+    gear_data.convert(folder / "source.parquet", folder / "dataset")
+    return episodes
+
+
 def test_training_goes_on_without_the_loaders_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     gpu_training = small_training(monkeypatch)
-    episodes = gpu_training.synthetic_episodes(2000)
-    gpu_training.write_parquet(episodes, tmp_path / "source.parquet")
-    gear_data.convert(tmp_path / "source.parquet", tmp_path / "dataset")
+    episodes = training_data(gpu_training, tmp_path)
     section = Section([])
-    gpu_training._measure(section, tmp_path / "dataset", 2, episodes, 1, 2, left)
+    gpu_training._measure(section, tmp_path / "dataset", 2, episodes, 1, 1, left)
     rows = {row.name.removeprefix("batch 2: "): row for row in section.rows}
     graph = "batch 2, as a graph: "
     titles = [gpu_training.COSTLESS, gpu_training.OURS]
@@ -205,6 +211,19 @@ def test_training_goes_on_without_the_loaders_that_fail(tmp_path: Path, monkeypa
     reasons = "".join(section.notes)
     assert "on no GPU, batch 2: not run: InvalidArgumentError" in reasons
     assert f"{gpu_training.TORCHRL}, batch 2: not run: ModuleNotFoundError" in reasons
+
+
+def test_training_steps_are_compared_with_the_same_rounds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu_training = small_training(monkeypatch)
+    episodes = training_data(gpu_training, tmp_path)
+    # The time is over in the last round, in which the machine is slower.
+    times = itertools.chain([1e9] * 9, itertools.repeat(0.0))
+    rates = iter([1.0] * 4 + [100.0, 98.0] * 2 + [50.0])
+    monkeypatch.setattr(gpu_training, "steps_per_second", lambda *_: next(rates))
+    section = Section([])
+    gpu_training._measure(section, tmp_path / "dataset", 2, episodes, 1, 2, lambda: next(times))
+    assert [row.ratio for row in section.rows] == pytest.approx([1.0, 0.98, 1.0, 0.98])
+    assert len(section.left_out) == 3
 
 
 def test_frames_are_compared_with_the_cpus(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
