@@ -74,7 +74,9 @@ def options(scenario: Scenario, data: Data, args: argparse.Namespace) -> list[st
 def start_all(
     contenders: Sequence[Contender], scenario: Scenario, data: Data, args: argparse.Namespace, logs: Path
 ) -> tuple[dict[str, Process], dict[str, str]]:
-    """Starts all contenders at once, then waits for each.
+    """Starts the contenders one after another, each when the one before is ready.
+
+    Some measure their settings in the set-up, which others would disturb.
 
     Returns:
         The processes, and the reasons of those that failed.
@@ -87,17 +89,14 @@ def start_all(
         try:
             if args.install and environment is not None and environment not in given:
                 install(args.venvs, environment)
+            progress(f"{scenario.name}: setting up {contender.name}")
             own = ["--data", str(getattr(data, contender.data)), *options(scenario, data, args)]
             python = find_python(contender, args.venvs, given)
-            started[contender.name] = Process(contender, python, own, logs / f"{scenario.name}-{contender.name}.log")
+            process = Process(contender, python, own, logs / f"{scenario.name}-{contender.name}.log")
+            started[contender.name] = process
+            process.hear(SETUP_TIMEOUT_SECONDS)
         except (ContenderError, OSError) as error:
             failures[contender.name] = str(error)
-    for name, process in started.items():
-        progress(f"{scenario.name}: setting up {name}")
-        try:
-            process.hear(SETUP_TIMEOUT_SECONDS)
-        except ContenderError as error:
-            failures[name] = str(error)
     progress("")
     return started, failures
 
