@@ -307,6 +307,15 @@ def test_datasets_of_mixtures_are_made_once(tmp_path: Path) -> None:
     assert [each.fingerprint for each in again] == prints
 
 
+def test_a_mixture_resumes_from_the_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As LeRobot does, whose time to open its datasets counts."""
+    made, plain = joined.make_datasets(tmp_path, 2, 4000), joined.gear_data.open
+    opened: list[Any] = []
+    monkeypatch.setattr(joined.gear_data, "open", lambda path: (opened.append(path), plain(path))[1])
+    assert joined.resume_seconds(made, cameras=False) > 0
+    assert opened == [each.path for each in made]
+
+
 def test_joined_batches_are_measured(run: Run) -> None:
     result = run("joined batches")
     assert result.status == 0, result.errors
