@@ -15,6 +15,7 @@ import gear_data
 from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.writing import sender
+from gear_data.cluster.writing.connection import WriteConnection
 from gear_data.cluster.writing.intake import EpisodeIntake
 from gear_data.cluster.writing.server import WriteServer
 from gear_data.errors import (
@@ -73,7 +74,15 @@ def test_a_server_that_forgot_a_writer(
             server_was_asked.set()
             raise flight.FlightUnavailableError("the connection broke")
 
-        server_was_asked = threading.Event()
+        server_was_asked, restarted = threading.Event(), threading.Event()
+        hello = WriteConnection.hello
+
+        def hello_to_the_next_server(self: WriteConnection, columns: Any) -> Any:
+            """The Writer tries again a moment later, when the first server may still run."""
+            assert restarted.wait(60)
+            return hello(self, columns)
+
+        monkeypatch.setattr(WriteConnection, "hello", hello_to_the_next_server)
         monkeypatch.setattr(WriteServer, "do_put", take)
         add(writer, 2)
         assert server_was_asked.wait(30)
@@ -82,6 +91,7 @@ def test_a_server_that_forgot_a_writer(
         client = writer._sink._connection.client  # type: ignore[attr-defined]
         earlier = EarlierEpisodes(forgotten=client if forgotten else "")
         server = WriteServer(EpisodeIntake(log, earlier, LIMITS), Address("127.0.0.1", port), ServerCredentials())
+        restarted.set()
         writer.flush()
         add(writer, 3)
     server.shutdown()
