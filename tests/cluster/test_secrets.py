@@ -90,7 +90,9 @@ def test_connections_that_fail(folder, token, tmp_path, monkeypatch):
     node = NodeProcess(folder, options=["--token-file", str(tmp_path / "other")])
     try:
         node.wait()
+        monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "60")  # this one answers
         errors = [failure_of_opening(node.address)]
+        monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "1")
         assert "does not accept the token" in str(errors[0])
         monkeypatch.setenv("GEAR_DATA_TLS_CA", str(tmp_path / "pem"))
         errors.append(failure_of_opening(node.address))  # the authorities are no certificates

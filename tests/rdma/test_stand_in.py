@@ -29,6 +29,7 @@ from gear_data.cluster.flight import server as server_module
 from gear_data.cluster.flight.fetch import FlightFetch
 from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.rdma import client as client_module
+from gear_data.cluster.rdma import fetch as fetch_module
 from gear_data.cluster.rdma.connection import RdmaConnection
 from gear_data.cluster.rdma.fetch import RdmaFetch
 from gear_data.cluster.rdma.reads import span_read as span_read_module
@@ -278,8 +279,10 @@ def test_more_text_than_the_limit(text_folder, serve, world, monkeypatch):
 
 
 def test_a_read_that_does_not_complete(folder, serve, world, monkeypatch):
-    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "0.5")
+    monkeypatch.setenv("GEAR_DATA_NODE_TIMEOUT", "60")
     verbs = gear_data.open(url(serve()), transport="verbs")
+    batches(verbs)  # connects, which may take longer
+    monkeypatch.setattr(fetch_module, "_RDMA_SHARE", 0.25 / 60)
     monkeypatch.setattr(stand_in.VerbsCalls, "poll", lambda *arguments: 0)
     with pytest.raises(NodeUnreachableError, match=r"RDMA READ did not complete within 0.25 s"):
         batches(verbs)
