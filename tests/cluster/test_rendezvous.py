@@ -117,7 +117,7 @@ def test_runs_give_the_batches_of_one_process(filmed, expected, tmp_path, nodes,
             facts[0]["state"]
         )
     _check_decentralized(folder, found, facts, nodes, ranks)
-    assert all_ended([process for process in servers() if process.pid not in before], LINGER_SECONDS + 20)
+    assert all_ended([process for process in servers() if process.pid not in before], LINGER_SECONDS + 120)
 
 
 def _check_decentralized(folder, found, facts, nodes, ranks):
@@ -174,7 +174,7 @@ def test_a_server_lives_as_long_as_any_of_its_ranks(folder, run):
     # The remaining server exits normally with its rank.
     other.process.stdin.close()
     assert other.process.wait(60) == 0
-    assert all_ended(mine, LINGER_SECONDS + 20)
+    assert all_ended(mine, LINGER_SECONDS + 120)
 
 
 def _new_servers(before):

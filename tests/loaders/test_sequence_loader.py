@@ -202,7 +202,7 @@ def test_an_error_in_a_transform_comes_at_its_step_and_ends_the_iteration(datase
         for _ in range(4):
             next(iterator)
     assert next(iterator, None) is None
-    assert eventually(lambda: not prefetching(), 10)
+    assert eventually(lambda: not prefetching())
 
 
 # Threads
@@ -216,11 +216,11 @@ def test_an_abandoned_iterator_leaves_no_thread(dataset):
     for _ in SequenceLoader(dataset, prefetch=4, **OPTIONS):
         assert prefetching()
         break
-    assert eventually(lambda: not prefetching(), 10)
+    assert eventually(lambda: not prefetching())
     iterator = iter(SequenceLoader(dataset, prefetch=4, **OPTIONS))
     next(iterator)
     del iterator
-    assert eventually(lambda: not prefetching(), 10)
+    assert eventually(lambda: not prefetching())
 
 
 def test_simultaneous_iterators_are_independent(dataset):

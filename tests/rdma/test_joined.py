@@ -100,4 +100,4 @@ def test_a_server_whose_memory_is_read_stays(folder, run):
     assert len(mine) == 2
     other.process.stdin.close()
     assert other.process.wait(60) == 0
-    assert all_ended(mine, LINGER_SECONDS + 5)
+    assert all_ended(mine, LINGER_SECONDS + 120)

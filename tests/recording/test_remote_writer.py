@@ -293,7 +293,7 @@ def test_a_forked_child_cannot_use_the_writer(server: WriteServerProcess) -> Non
         child.start()
         add_episode(writer, 1)
         writer.flush()
-        child.join(30)
+        child.join(120)
         assert child.exitcode == 9
     assert server.end()["episodes"] == 2
 

@@ -24,7 +24,7 @@ from gear_data.recording.rate_limit.limit import Counts
 from tests.support.running.eventually import eventually
 
 SPAWN = multiprocessing.get_context("spawn")
-LIMIT = gear_data.RateLimit(min_steps=200, samples_per_insert=4.0, error=400.0, timeout=30.0)
+LIMIT = gear_data.RateLimit(min_steps=200, samples_per_insert=4.0, error=400.0, timeout=300.0)
 STEPS, ROWS = 25, 64
 
 
@@ -65,7 +65,7 @@ def test_two_processes_keep_the_ratio(tmp_path: Path) -> None:
         counts = read_counts(folder)
         first = first or counts
         differences.append(difference(counts))
-    child.join(60)
+    child.join(120)
     assert child.exitcode == 0
     assert read_counts(folder) == Counts(2500, 144 * ROWS)
     assert first is not None and first.inserted >= 200
@@ -133,7 +133,7 @@ def test_other_threads_use_a_writer_that_waits(tmp_path: Path) -> None:
         writer.append(env_id=2, observations=[0.0], actions=0)
         assert waiting.is_alive()
         next(training)
-        waiting.join(30)
+        waiting.join(120)
         assert writer.open_episodes() == [2]
 
 
@@ -145,7 +145,7 @@ def test_training_that_waits_for_the_first_generation_gets_it(tmp_path: Path) ->
     assert ds.num_steps < 1000
     loader = gear_data.SequenceLoader(ds, batch_size=ROWS, steps=50)
     assert len(list(gear_data.rate_limited(loader, path, LIMIT))) == 50
-    writing.join(30)
+    writing.join(120)
     assert gear_data.open(path).num_steps == 1000
 
 

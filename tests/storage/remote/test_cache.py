@@ -194,7 +194,7 @@ def test_one_of_several_processes_and_threads_fetches(tmp_path: Path) -> None:
     for worker in (*processes, *threads):
         worker.start()
     for worker in (*processes, *threads):
-        worker.join(20)
+        worker.join(120)
     assert [process.exitcode for process in processes] == [0, 0, 0]
     assert (tmp_path / "log").read_text() == "fetched\n"
 

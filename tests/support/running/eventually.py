@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> bool:
+def eventually(condition: Callable[[], bool], seconds: float = 120.0) -> bool:
     """Returns whether a condition holds, now or within some seconds."""
     end = time.monotonic() + seconds
     while not condition() and time.monotonic() < end:

@@ -26,7 +26,7 @@ def test_all_tasks_run_in_several_threads(executor: ThreadPoolExecutor) -> None:
     idents: set[int] = set()
 
     def task() -> None:
-        barrier.wait(20)
+        barrier.wait(120)
         idents.add(threading.get_ident())
 
     run_all([task] * 2, executor, 2)
@@ -58,7 +58,7 @@ def test_an_interrupt_ends_the_call_when_no_task_runs_any_more(executor: ThreadP
     def task() -> None:
         if threading.get_ident() == caller:
             # Until another thread is in a task.
-            assert started.wait(20)
+            assert started.wait(120)
             raise KeyboardInterrupt
         started.set()
         ended.wait(0.2)
@@ -68,5 +68,5 @@ def test_an_interrupt_ends_the_call_when_no_task_runs_any_more(executor: ThreadP
         run_all([task, task, *[partial(later.append, 1)] * 100], executor, 2)
     assert ended.is_set()
     count = len(later)
-    executor.submit(int).result(20)
+    executor.submit(int).result(120)
     assert len(later) == count
