@@ -131,4 +131,5 @@ def test_errors_at_the_start_are_raised_and_leave_nothing_behind(config, folder,
     with pytest.raises(ClusterError, match=r"did not start within 0.01 s"):
         supervisor.start_server(config, 0.01)
     assert servers() == before
-    assert set(os.listdir("/proc/self/fd")) == descriptors
+    # Threads of earlier tests may still close some.
+    assert wait_for(lambda: set(os.listdir("/proc/self/fd")) <= descriptors)

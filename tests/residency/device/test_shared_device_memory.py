@@ -200,7 +200,7 @@ def test_too_little_device_memory(driver: ctypes.CDLL) -> None:
     assert "budget" in str(error.value.hint)
     with pytest.raises(DeviceError, match="cuMemImportFromShareableHandle: error 400"):
         VirtualMemory(SIZE, 0, os.open("/dev/null", os.O_RDONLY))
-    assert len(os.listdir("/proc/self/fd")) == descriptors
+    assert len(os.listdir("/proc/self/fd")) <= descriptors  # threads of earlier tests may still close some
 
 
 @pytest.mark.parametrize("why", ["the device", "no driver", "no folder"])
