@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import secrets
 import socket
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,18 @@ HERE = Path(__file__).parent
 _OURS = "GEAR_DATA_TESTS_OF", str(os.getpid())
 os.environ.update([_OURS])
 
+#: Ports below those that the system gives to other processes, which could get one before its process listens there.
+#: Each process of tests begins elsewhere.
+_PORTS = (20_000 + number % 12_000 for number in itertools.count(secrets.randbelow(12_000)))
+
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Returns a port on which nothing listens, and never the same one again."""
+    for port in _PORTS:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError
 
 
 def servers() -> list[psutil.Process]:
