@@ -14,10 +14,9 @@ import numpy.typing as npt
 
 from gear_data.errors import DeviceMemoryError
 from gear_data.kernels.cuda import launch_arguments as launches
-from gear_data.kernels.cuda import priority_arguments as priorities
 from gear_data.kernels.window_plan import WITHIN_DRAWN, WITHIN_OFFSET, WITHIN_QUOTIENT
 from gear_data.selection.anchors import Anchors
-from gear_data.selection.integer_weights import int_weight_prefix, int_weight_scale, scale_factors
+from gear_data.selection.integer_weights import int_weight_prefix, int_weight_scale
 from gear_data.selection.prefix_table import PrefixTable
 from gear_data.selection.samplers.fifo_shuffle import Permuted
 from gear_data.selection.window_sampler import WindowSampler
@@ -35,7 +34,7 @@ SEED, CONTEXT, STEPS = 3, 20, 4
 
 
 def selection(gpu: Gpu, empty: float, quick: bool, left: Callable[[], float]) -> Section:
-    """Measures draws, and for weights the conversion to integers and running sums."""
+    """Measures draws."""
     section = Section([])
     for episodes in EPISODES[:2] if quick else EPISODES:
         # The CPU sets up the largest table slowly.
@@ -57,8 +56,6 @@ def _measure(gpu: Gpu, episodes: int, empty: float) -> list[Row]:
     for kind in KINDS:
         with gpu.scope():
             rows += _kind(gpu, kind, anchors, weights, empty)
-    with gpu.scope():
-        rows.append(_rescan(gpu, anchors, weights, empty))
     with gpu.scope():
         rows.append(_permuted(gpu, anchors, empty))
     return rows
@@ -112,29 +109,6 @@ def _kind(gpu: Gpu, kind: str, anchors: Anchors, weights: Any, empty: float) -> 
         limit = TARGET[2] if (count, len(anchors)) == TARGET[:2] and rows == 4 else None
         found.append(_row(f"{kind}, {count:,} of {len(anchors):,}", seconds, empty, on_cpu, limit))
     return found
-
-
-def _rescan(gpu: Gpu, anchors: Anchors, weights: npt.NDArray[np.float64], empty: float) -> Row:
-    """Measures the conversion of all weights to running sums of integers.
-
-    Everything lies in device memory.
-    """
-    count = len(anchors)
-    int_weight_scale(weights[:1], anchors.prefix[:2], False)  # the first call compiles
-    begun = time.perf_counter()
-    scale = int_weight_scale(weights, anchors.prefix, False)
-    expected = int_weight_prefix(weights, anchors.prefix, False, scale)
-    on_cpu = time.perf_counter() - begun
-    rows = priorities.WeightRows(gpu.put(weights), gpu.put(anchors.prefix), False, count)
-    sums, out = gpu.device(8 * (priorities.tiles(count) + 1)), gpu.device(8 * (count + 1))
-    factors = scale_factors(scale.exponent)
-
-    def call() -> None:
-        priorities.weighted_prefix(gpu, rows, factors, sums, out)
-
-    call()
-    _check(gpu, out, expected, f"running sums of {count:,} weights")
-    return _row(f"running sums of {count:,} weights", gpu.seconds([call]), empty, on_cpu, None)
 
 
 def _permuted(gpu: Gpu, anchors: Anchors, empty: float) -> Row:

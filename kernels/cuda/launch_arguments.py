@@ -1,7 +1,6 @@
 """Launches of `collect.cu` and `select.cu`: arguments, grid sizes and working memory.
 
-Arguments named after memory are addresses on the device. This module itself needs no GPU. `priority_arguments` launches
-the kernels of `priorities.cu`.
+Arguments named after memory are addresses on the device. This module itself needs no GPU.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from gear_data.kernels.cuda.tuning import DEFAULT, Tuning
 _RESIDENT = 2
 _FOLDER = Path(__file__).resolve().parent
 _COLLECT = "collect.cu"
-_SOURCES = (_COLLECT, "copy.cu", "frames.cu", "select.cu", "priorities.cu")
+_SOURCES = (_COLLECT, "copy.cu", "frames.cu", "select.cu")
 #: The words of cuLaunchKernel's list `extra`: CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and
 #: CU_LAUNCH_PARAM_END.
 _BUFFER, _BUFFER_SIZE, _END = 1, 2, 0

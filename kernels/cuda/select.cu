@@ -1,7 +1,7 @@
 // Selection on a GPU: the windows of a batch, one thread for each slot. The integers equal the
 // results of gear_data.kernels.cpu.windows.
 //
-// A plan holds addresses that the device can read. Its tables are copied to the device, or built by priorities.cu.
+// A plan holds addresses that the device can read. Its tables are copied to the device.
 // Slots are independent, except in draws without replacement, which one block makes for a batch.
 //
 // A launch draws for the `batches` batches of consecutive steps, beginning with `step`. It draws the slots `first` to

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from tests.support.cuda.collect_checks import CollectChecks
 from tests.support.cuda.frames_checks import FramesChecks
-from tests.support.cuda.priorities_checks import PrioritiesChecks
 from tests.support.cuda.select_checks import SelectChecks
 
 
@@ -20,8 +19,4 @@ class TestFrames(FramesChecks):
 
 
 class TestSelect(SelectChecks):
-    pass
-
-
-class TestPriorities(PrioritiesChecks):
     pass

@@ -159,7 +159,7 @@ def test_ceilings_and_selection(gpu: gpu_device.Gpu, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(gpu_selection, "DRAWS", (50, 500))
     monkeypatch.setattr(gpu_selection, "TARGET", (500, 5000, 1e-3))
     found = gpu_selection.selection(gpu, section.facts["empty_launch_seconds"], True, left)
-    assert len(found.rows) == 2 * (3 * 2 + 2)
+    assert len(found.rows) == 2 * (3 * 2 + 1)
     judged = [row for row in found.rows if row.target is not None]
     assert [row.name for row in judged] == ["weighted by episode, 500 of 5,000", "weighted by step, 500 of 5,000"]
     for row in judged:

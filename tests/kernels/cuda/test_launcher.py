@@ -72,7 +72,7 @@ def test_all_kernels_are_found_and_their_arguments_have_64_bits(cupy: CupyStandI
     sources = [path.read_text() for path in sorted(KERNELS.glob("*.cu"))]
     declared = [name for source in sources for name in parameter_counts(source)]
     assert sorted(declared) == sorted(name for source in sources for name in cuda.kernel_names(source))
-    assert len(declared) > 20
+    assert len(declared) > 10
     for name in declared:
         launcher.launch(name, 3, 64, 2**64 - 1, -1, True)
     assert [one[1] for one in cupy.launched] == declared

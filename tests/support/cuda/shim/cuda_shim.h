@@ -156,11 +156,6 @@ __attribute__((no_sanitize("address"))) inline ulonglong2 load_word(const ulongl
 }
 
 template <class T> T atomicAdd(T *place, T value) { return *place += value, *place - value; }
-template <class T> T atomicMax(T *place, T value) {
-    T old = *place;
-    if (value > old) *place = value;
-    return old;
-}
 template <class T> T atomicMin(T *place, T value) {
     T old = *place;
     if (value < old) *place = value;
