@@ -391,15 +391,6 @@ def in_order(launcher: Launcher, first: int, out: int, count: int) -> None:
 def permuted(launcher: Launcher, seed: int, epoch: int, first: int, size: int, out: int, count: int) -> None:
     """Writes a part of an epoch's permutation of 0 to size - 1.
 
-    The images of the positions first to first + count - 1 go to `out`, int64 [count]. For sizes of 2^16 and more;
-    `shuffled` serves smaller sizes.
+    The images of the positions first to first + count - 1 go to `out`, int64 [count].
     """
     launch_threads(launcher, "gear_permuted", count, seed, epoch, first, size, out, count)
-
-
-def shuffled(launcher: Launcher, seed: int, domain: int, epoch: int, out: int, size: int, work: int) -> None:
-    """Writes an epoch's whole permutation to int64 [size], for sizes below 2^16.
-
-    work: int32 [3 * size].
-    """
-    launcher.launch("gear_shuffled", 1, BLOCK, seed, domain, epoch, out, size, work)

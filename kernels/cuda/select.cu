@@ -352,15 +352,6 @@ __device__ u64 image(const u64 keys[FEISTEL_ROUNDS], u64 size, u64 value) {
     return value;
 }
 
-// Returns the smallest step above `above` in the list of a number, or -1.
-__device__ i64 next_step(const int *list, const int *next_in_list, i64 number, i64 above) {
-    i64 least = -1;
-    for (i64 i = list[number]; i >= 0; i = next_in_list[i]) {
-        if (i > above && (least < 0 || i < least)) least = i;
-    }
-    return least;
-}
-
 // Returns the range, of PLACES ranges of all places, that a place lies in.
 __device__ i64 range_of(i64 place, i64 total) { return place * PLACES / total; }
 
@@ -511,29 +502,4 @@ extern "C" __global__ void gear_permuted(u64 seed, i64 epoch, i64 first, u64 siz
     u64 keys[FEISTEL_ROUNDS];
     round_keys(seed, epoch, keys);
     for (i64 i = thread(); i < count; i += thread_count()) out[i] = (i64)image(keys, size, (u64)(first + i));
-}
-
-// out = a permutation of 0..size-1 by Fisher and Yates, equal to that of gear_data.kernels.cpu.random.shuffled. One
-// block. work: int32 [3 * size], working memory; size below 2^31.
-//
-// Step i (from the last down to 1) swaps the numbers at i and at j = below(i + 1); then the number at i is final. That
-// number is j itself, unless a larger step k wrote to place j before. The last such step wrote the number that stood at
-// its own place k, so the search continues there.
-extern "C" __global__ void gear_shuffled(u64 seed, i64 domain, i64 epoch, i64 *out, i64 size, int *work) {
-    int *swapped = work, *list = work + size, *next_in_list = work + 2 * size;
-    for (i64 i = threadIdx.x; i < size; i += blockDim.x) {
-        swapped[i] = i ? (int)below(seed, domain, epoch, i, i + 1) : 0;
-        list[i] = -1;
-    }
-    __syncthreads();
-    for (i64 i = threadIdx.x; i < size; i += blockDim.x) next_in_list[i] = atomicExch(list + swapped[i], (int)i);
-    __syncthreads();
-    for (i64 i = threadIdx.x; i < size; i += blockDim.x) {
-        i64 number = swapped[i];
-        for (i64 step = next_step(list, next_in_list, number, i); step >= 0;) {
-            number = step;
-            step = next_step(list, next_in_list, number, number);
-        }
-        out[i] = number;
-    }
 }

@@ -303,15 +303,6 @@ class SelectChecks:
         np.testing.assert_array_equal(runner.get(out, 500, np.int64), expected)
         runner.clear()
 
-    @pytest.mark.parametrize("size", [*range(1, 12), 31, 64, 500, 3001])
-    def test_shuffles_of_few(self, runner: Runner, size: int) -> None:
-        for epoch in (0, 2**40):
-            expected = Permuted(2**64 - 1, size)(epoch, 0, size)
-            out, work = runner.put(np.zeros(size, np.int64)), runner.put(np.zeros(3 * size, np.int32))
-            launches.shuffled(runner, 2**64 - 1, random_kernels.DOMAIN_SHUFFLE, epoch, out, size, work)
-            np.testing.assert_array_equal(runner.get(out, size, np.int64), expected)
-        runner.clear()
-
     @pytest.mark.parametrize("count", [1, 33, 3000])
     def test_windows_are_ordered_by_their_places(self, runner: Runner, count: int) -> None:
         rng = np.random.default_rng(count)

@@ -161,11 +161,6 @@ template <class T> T atomicMin(T *place, T value) {
     if (value < old) *place = value;
     return old;
 }
-template <class T> T atomicExch(T *place, T value) {
-    T old = *place;
-    *place = value;
-    return old;
-}
 template <class T> T atomicCAS(T *place, T expected, T value) {
     T old = *place;
     if (old == expected) *place = value;
