@@ -8,13 +8,9 @@ import weakref
 import numpy as np
 import xxhash
 
-from gear_data.common.fork_lock import fork_safe_lock
 from gear_data.residency.device.columns import DeviceColumns, DeviceCopy, current_device
-from gear_data.residency.host import Contents
 from gear_data.residency.joined_shards import JoinedShards
 from gear_data.residency.plan import ResidencyPlan
-from gear_data.schema import Schema
-from gear_data.selection.windows import Int64Array
 from gear_data.storage.mapped_shards import MappedShards
 
 #: The copies of this process's shards: (process, device, residency, key of the plan, key of the contents) -> columns. A
@@ -22,7 +18,7 @@ from gear_data.storage.mapped_shards import MappedShards
 _copies: weakref.WeakValueDictionary[tuple[int, int, str, str, str], DeviceColumns] = weakref.WeakValueDictionary()
 
 
-class ShardCopies:
+class ShardCopies(DeviceCopy):
     """The columns of some shards, each copied by itself at the first use.
 
     Generations of a dataset share the copies of the shards that they share. The memory of a shard is freed when no
@@ -33,36 +29,20 @@ class ShardCopies:
         schema, shards, steps, contents, plan: see `DeviceCopy`.
     """
 
-    def __init__(
-        self,
-        residency: str,
-        schema: Schema,
-        shards: MappedShards | JoinedShards,
-        steps: Int64Array,
-        contents: Contents,
-        plan: ResidencyPlan | None = None,
-    ) -> None:
-        self._residency, self._schema, self._shards, self._steps, self._plan = residency, schema, shards, steps, plan
-        self._contents = contents
-        self._columns: DeviceColumns | None = None
-        self._lock = fork_safe_lock()
+    _shards: MappedShards | JoinedShards
 
-    def columns(self) -> DeviceColumns:
-        """Returns the columns: see `DeviceCopy.columns`."""
-        with self._lock:
-            if self._columns is None:
-                parts = [self._copy(shard) for shard in range(len(self._steps))]
-                self._columns = DeviceColumns(
-                    np.repeat(np.arange(len(parts)), [len(part.shard) for part in parts]),
-                    np.concatenate([part.first for part in parts]),
-                    np.concatenate([part.last for part in parts]),
-                    np.concatenate([part.addresses for part in parts]),
-                    # A plan may put no column of a shard on the device.
-                    next((part.device for part in parts if part.device is not None), None),
-                    tuple(parts),
-                    os.getpid(),
-                )
-            return self._columns
+    def _make(self) -> DeviceColumns:
+        parts = [self._copy(shard) for shard in range(len(self._steps))]
+        return DeviceColumns(
+            np.repeat(np.arange(len(parts)), [len(part.shard) for part in parts]),
+            np.concatenate([part.first for part in parts]),
+            np.concatenate([part.last for part in parts]),
+            np.concatenate([part.addresses for part in parts]),
+            # A plan may put no column of a shard on the device.
+            next((part.device for part in parts if part.device is not None), None),
+            tuple(parts),
+            os.getpid(),
+        )
 
     def _copy(self, shard: int) -> DeviceColumns:
         contents, plan = self._contents.only(shard), None if self._plan is None else self._plan.of_shard(shard)
