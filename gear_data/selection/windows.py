@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
@@ -88,6 +89,20 @@ class Windows:
     def dataset(self) -> int:
         """The number of the windows' dataset; 0 if they are of several datasets, which then share one collector."""
         return self.source if isinstance(self.source, int) else 0
+
+    def episode_steps(self, lengths: Sequence[Int64Array]) -> Int64Array:
+        """Returns the steps of each window's episode, int64 [B].
+
+        lengths: for each dataset, the steps of its episodes. If there is one, all windows are of it.
+        """
+        source = 0 if len(lengths) == 1 else self.source
+        if isinstance(source, int):
+            return lengths[source][self.episode_id]
+        steps = np.empty(len(self), np.int64)
+        for number, own in enumerate(lengths):
+            rows = source == number
+            steps[rows] = own[self.episode_id[rows]]
+        return steps
 
     def __getitem__(self, rows: slice | Int64Array) -> Windows:
         probability = None if self.probability is None else self.probability[rows]

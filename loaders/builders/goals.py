@@ -17,7 +17,7 @@ from gear_data.loaders.presets.goals import GOALS
 from gear_data.loaders.presets.outputs import own_keys
 from gear_data.loaders.presets.transitions import MASKS, REWARDS, TERMINATED
 from gear_data.selection.goals import GoalSampler
-from gear_data.selection.windows import Int64Array, Windows
+from gear_data.selection.windows import Windows
 
 
 class GoalCollector:
@@ -71,23 +71,13 @@ class GoalCollector:
     def _collect(self, goals: Windows) -> CollectedBatch:
         if self._final_collector is None:
             return self._collector(goals)
-        steps = self._episode_steps(goals)
+        steps = goals.episode_steps(self._lengths)
         at_final = np.flatnonzero(goals.start == steps)
         goals.start = np.minimum(goals.start, steps - 1)
         collected = self._collector(goals)
         if len(at_final):
             collected.arrays[GOALS][at_final] = self._final_collector(goals[at_final]).arrays[GOALS]
         return collected
-
-    def _episode_steps(self, windows: Windows) -> Int64Array:
-        """Returns the number of steps of each window's episode, int64 [B]."""
-        if isinstance(windows.source, int):
-            return self._lengths[0][windows.episode_id]
-        steps = np.empty(len(windows), np.int64)
-        for number, lengths in enumerate(self._lengths):
-            rows = windows.source == number
-            steps[rows] = lengths[windows.episode_id[rows]]
-        return steps
 
 
 class Relabelling:

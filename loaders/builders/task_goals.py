@@ -53,11 +53,7 @@ class TaskGoals:
         Returns:
             The bytes of the goals, and of those that are not padding.
         """
-        source = np.broadcast_to(np.asarray(windows.source), len(windows))
-        totals = np.empty(len(windows), np.int64)
-        for number, lengths in enumerate(self._lengths):
-            rows = source == number if len(self._lengths) > 1 else slice(None)
-            totals[rows] = lengths[windows.episode_id[rows]]
+        totals = windows.episode_steps(self._lengths)
         later = drawn_numbers(self._seed, GOAL_STEPS, step, windows.row, totals - windows.start)
         own = Windows(
             windows.episode_id, windows.start + later, np.ones(len(windows), np.int64), source=windows.source,

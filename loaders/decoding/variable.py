@@ -176,7 +176,7 @@ class VariableColumns:
         stacked = column in component.request.offsets
         frames = frames_of(
             windows,
-            self._totals(windows),
+            windows.episode_steps([each.dataset.store.lengths for each in self._components]),
             np.ones(len(windows), np.int64) if intervals is None else intervals,
             component.request.offsets.get(column, (0,)),
             repeat=component.batch_format.column_padding is not Padding.FILL,
@@ -198,14 +198,6 @@ class VariableColumns:
         elif transitions is not None and transitions.missing_next == "mark":
             result[f"next_{column}_mask"] = frames.inside[1, :, 0]
         return result
-
-    def _totals(self, windows: Windows) -> npt.NDArray[np.int64]:
-        """Returns int64 [B], the steps of each window's episode."""
-        lengths = [component.dataset.store.lengths for component in self._components]
-        if isinstance(windows.source, int):
-            return lengths[windows.source][windows.episode_id]
-        pairs = zip(windows.source.tolist(), windows.episode_id.tolist(), strict=True)
-        return np.array([lengths[source][episode] for source, episode in pairs], np.int64)
 
     def _component(self, windows: Windows) -> LoaderComponent:
         return self._components[windows.dataset]
