@@ -62,7 +62,22 @@ class RowSize:
         return windows.length if self.tokens is None else self.tokens(windows)
 
 
-class DrawnRows:
+class _OfSelector:
+    """What selectors of packed rows take from the selector of their windows."""
+
+    _selector: Selector
+
+    def sampling_plan(self, count: int) -> SamplingPlan | None:
+        return None
+
+    def shares(self) -> Float64Array:
+        return self._selector.shares()
+
+    def identity(self) -> dict[str, Any]:
+        return self._selector.identity()
+
+
+class DrawnRows(_OfSelector):
     """A `Selector` of packed rows, whose windows are independent draws.
 
     A step draws windows in the order of slots, as many as fit into its rows in descending order of length (first-fit
@@ -124,20 +139,11 @@ class DrawnRows:
                 return windows
             self._slots = max(self._slots + 1, -(-self._slots * room * 9 // (8 * total)))
 
-    def sampling_plan(self, count: int) -> SamplingPlan | None:
-        return None
-
     def epoch_slots(self, epochs: int) -> int | None:
         return None
 
-    def shares(self) -> Float64Array:
-        return self._selector.shares()
 
-    def identity(self) -> dict[str, Any]:
-        return self._selector.identity()
-
-
-class OrderedRows:
+class OrderedRows(_OfSelector):
     """A `Selector` of packed rows that have every window once an epoch.
 
     The windows, in descending order of length, are cut into strata of m windows. Every group of rows has one window of
@@ -195,20 +201,11 @@ class OrderedRows:
         )
         return out[:, :found]
 
-    def sampling_plan(self, count: int) -> SamplingPlan | None:
-        return None
-
     def epoch_slots(self, epochs: int) -> int | None:
         return epochs * self._permuted.size
 
-    def shares(self) -> Float64Array:
-        return self._selector.shares()
 
-    def identity(self) -> dict[str, Any]:
-        return self._selector.identity()
-
-
-class SplitRows:
+class SplitRows(_OfSelector):
     """A `Selector` of full rows: the windows of all epochs lie one after another, cut at the ends of rows.
 
     A window that is cut goes on in the next row. Every epoch has the same number of steps, so the epoch of a row is
@@ -220,6 +217,8 @@ class SplitRows:
         seed: 0 to 2^64 - 1.
         steps: steps of a row.
     """
+
+    _selector: OrderSelector
 
     def __init__(self, selector: OrderSelector, anchors: Anchors, seed: int, steps: int) -> None:
         self._selector, self._steps = selector, steps
@@ -256,17 +255,8 @@ class SplitRows:
             self._before = {**dict(list(self._before.items())[-1:]), epoch: found}
         return found
 
-    def sampling_plan(self, count: int) -> SamplingPlan | None:
-        return None
-
     def epoch_slots(self, epochs: int) -> int | None:
         return -(-epochs * self._total // self._steps)
-
-    def shares(self) -> Float64Array:
-        return self._selector.shares()
-
-    def identity(self) -> dict[str, Any]:
-        return self._selector.identity()
 
 
 #: A selector of packed rows.
