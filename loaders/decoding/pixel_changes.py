@@ -32,9 +32,9 @@ class PixelChange(abc.ABC):
     #: Whether images need red, green and blue.
     changes_colours: ClassVar[bool] = False
 
-    @abc.abstractmethod
     def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width of the result."""
+        """Returns height and width of the result. Most changes keep the size."""
+        return height, width
 
     @abc.abstractmethod
     def kinds(self) -> list[int]:
@@ -141,10 +141,6 @@ class RandomRotation(PixelChange):
         if not self.degrees:
             raise InvalidArgumentError("degrees is 0, which rotates nothing", hint="leave RandomRotation out")
 
-    def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width of the result."""
-        return height, width
-
     def kinds(self) -> list[int]:
         """Returns the operations; see `PixelChange`."""
         return [cpu.images.ROTATION]
@@ -198,10 +194,6 @@ class ColorJitter(PixelChange):
             raise InvalidArgumentError(
                 f"{', '.join(_COLOURS)} of ColorJitter are all 0", hint="give one of them, or leave ColorJitter out"
             )
-
-    def size_of(self, height: int, width: int) -> tuple[int, int]:
-        """Returns height and width of the result."""
-        return height, width
 
     def kinds(self) -> list[int]:
         """Returns the operations; see `PixelChange`."""
