@@ -26,11 +26,10 @@ from gear_data.cluster.transport_names import AUTO
 from gear_data.collection.reader import ColumnReader
 from gear_data.common.paths import plain_path
 from gear_data.dataset.stores.cluster import ClusterDatasetStore
-from gear_data.dataset.stores.store import DatasetStore, restored
+from gear_data.dataset.stores.store import DatasetStore, open_again
 from gear_data.errors import InvalidArgumentError, NodeUnreachableError
 from gear_data.residency import ColumnsCopy, Contents, DeviceCopy, PartialCopy, Shards, host_residency, open_shards
 from gear_data.residency.device.columns import current_device
-from gear_data.residency.plan import ResidencyPlan
 from gear_data.schema import Schema
 from gear_data.storage.dataset_files import DatasetFiles
 from gear_data.storage.identity import dataset_identity
@@ -71,8 +70,8 @@ class PartitionedDatasetStore(ClusterDatasetStore):
         super().__init__(files, residency)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = (self.files, self._requested_residency, self._transport, self._member, self._plan, self.discount)
-        return (_open_again, state)
+        arguments = (self.files, self._requested_residency, self._transport, self._member)
+        return (open_again, (type(self), arguments, self._plan, self.discount))
 
     def at_generation(self, generation: int | None) -> DatasetStore | None:
         """See `DatasetStore.at_generation`. For the newest generation, all ranks call it.
@@ -157,18 +156,6 @@ class PartitionedDatasetStore(ClusterDatasetStore):
     def reader(self) -> ColumnReader:
         # A node that holds all shards uses the local reader: a GPU then never waits for a peer.
         return super().reader() if self.is_remote else DatasetStore.reader(self)
-
-
-def _open_again(
-    files: DatasetFiles,
-    residency: str,
-    transport: str,
-    membership: Membership,
-    plan: ResidencyPlan | None,
-    discount: float | None,
-) -> DatasetStore:
-    """Returns an unpickled store, in a process that a rank of the run started."""
-    return restored(PartitionedDatasetStore(files, residency, transport, membership), plan, discount)
 
 
 def open_partitioned_store(

@@ -97,8 +97,8 @@ class DatasetStore(StoredEpisodes):
             _ = self.episode_table, self.finals, self.videos
 
     def __reduce__(self) -> tuple[Any, ...]:
-        state = (self.files, self._requested_residency, self.bad_files, self._plan, self.discount)
-        return (_open_again, (type(self), *state))
+        arguments = (self.files, self._requested_residency, self.bad_files)
+        return (open_again, (type(self), arguments, self._plan, self.discount))
 
     def __copy__(self) -> DatasetStore:
         # Without this method, `copy` would open the dataset again, as unpickling does.
@@ -323,19 +323,14 @@ class DatasetStore(StoredEpisodes):
             yield int(shard[begin]), int(first[begin]), int(last[end])
 
 
-def _open_again(
-    kind: type[DatasetStore],
-    files: DatasetFiles,
-    residency: str,
-    bad_files: frozenset[str],
-    plan: ResidencyPlan | None,
-    discount: float | None,
+def open_again(
+    kind: type[DatasetStore], arguments: tuple[Any, ...], plan: ResidencyPlan | None, discount: float | None
 ) -> DatasetStore:
-    """Returns an unpickled store.
+    """Returns an unpickled store of a class, made with its arguments.
 
     It copies nothing to a GPU before the first use, because DataLoader workers need no GPU.
     """
-    return restored(kind(files, residency, bad_files), plan, discount)
+    return restored(kind(*arguments), plan, discount)
 
 
 def restored(store: DatasetStore, plan: ResidencyPlan | None, discount: float | None) -> DatasetStore:
