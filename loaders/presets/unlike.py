@@ -97,19 +97,19 @@ def joint_outputs(datasets: Sequence[DatasetOutputs], pad_to: PadTo) -> list[tup
             joint[number].append(target.as_absent() if own is None else widen(own, width))
             if width is not None and first.column:
                 real = np.arange(width) < (0 if own is None else own.real or own.shape[-1])
-                masks[number].append(_mask(_DIM_MASK.format(key), real))
+                masks[number].append(constant(_DIM_MASK.format(key), real))
             if absent and first.column:
-                masks[number].append(_mask(_PRESENT.format(key), np.array(own is not None)))
+                masks[number].append(constant(_PRESENT.format(key), np.array(own is not None)))
     text = _text_keys(datasets, tables)
     for key, numbers in text.items():
         if len(numbers) < len(datasets):
             for number in range(len(datasets)):
-                masks[number].append(_mask(_PRESENT.format(key), np.array(number in numbers)))
+                masks[number].append(constant(_PRESENT.format(key), np.array(number in numbers)))
     facts = dict.fromkeys(key for each in datasets for key in sorted(each.facts))
     for key in facts:
         if not all(key in each.facts for each in datasets):
             for number, each in enumerate(datasets):
-                masks[number].append(_mask(_PRESENT.format(key), np.array(key in each.facts)))
+                masks[number].append(constant(_PRESENT.format(key), np.array(key in each.facts)))
     for mask in masks[0]:
         if mask.key in tables or mask.key in text or mask.key in facts:
             raise InvalidArgumentError(
@@ -214,9 +214,11 @@ def _widened_mask(mask: Output, width: int | None) -> Output:
     return dataclasses.replace(mask, shape=(width,), valid=valid, fill=fill)
 
 
-def _mask(key: str, values: np.ndarray[Any, np.dtype[np.bool_]]) -> Output:
+def constant(key: str, values: np.ndarray[Any, Any]) -> Output:
     """Returns the output of one value for all rows of a dataset."""
-    return Output(key, MASK, "bool", values.shape, 0, 1, column=False, valid=values, fill=values, squeeze_time=True)
+    return Output(
+        key, MASK, str(values.dtype), values.shape, 0, 1, column=False, valid=values, fill=values, squeeze_time=True
+    )
 
 
 def _check_layout(

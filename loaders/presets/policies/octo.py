@@ -18,6 +18,7 @@ from gear_data.kernels import cpu
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.batch_request import BatchRequest
 from gear_data.loaders.presets.gato.tokens import BatchRows
+from gear_data.loaders.presets.unlike import constant
 
 #: Keys of Octo's batches.
 _PADS, _COMPLETED, _ACTION = "observation.timestep_pad_mask", "observation.task_completed", "action"
@@ -28,13 +29,6 @@ _TEXT, _TEXT_MASK = "task.language_instruction", "task.pad_mask_dict.language_in
 GOAL_STEPS = "task.timestep"
 #: The last step of each row's episode, until `octo_batch` takes it out of the batch.
 LAST_STEPS = "task.last_timestep"
-
-
-def constant(key: str, values: np.ndarray[Any, Any]) -> Output:
-    """Returns the output of one value for all rows of a dataset."""
-    return Output(
-        key, MASK, str(values.dtype), values.shape, 0, 1, column=False, valid=values, fill=values, squeeze_time=True
-    )
 
 
 def octo_outputs(request: BatchRequest, outputs: Sequence[Output], steps: Mapping[str, Any]) -> list[Output]:

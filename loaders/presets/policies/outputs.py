@@ -17,8 +17,8 @@ from gear_data.errors import InvalidArgumentError, MissingColumnError
 from gear_data.loaders.presets.batch_format import BatchFormat
 from gear_data.loaders.presets.batch_request import BatchColumn, BatchRequest
 from gear_data.loaders.presets.offsets import ColumnSteps
-from gear_data.loaders.presets.policies.octo import constant, octo_outputs
-from gear_data.loaders.presets.unlike import widened
+from gear_data.loaders.presets.policies.octo import octo_outputs
+from gear_data.loaders.presets.unlike import constant, widened
 from gear_data.schema import ColumnSpec, Role, Schema
 
 
