@@ -109,6 +109,15 @@ def _refuse_repeated_keys(node: Any, seen: set[int]) -> None:
         _refuse_repeated_keys(value, seen)
 
 
+def is_json(value: Any) -> bool:
+    """Returns whether JSON holds a value."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
 def to_json_value(value: Any) -> Any:
     """Converts metadata to JSON. NaN, Inf and values of other types become text."""
     if isinstance(value, Mapping):

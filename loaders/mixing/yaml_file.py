@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import numpy as np
 import yaml
 
 from gear_data.common.paths import is_remote, join, plain_path
-from gear_data.common.typed_json import parse_yaml
+from gear_data.common.typed_json import is_json, parse_yaml
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.open import open_dataset
 from gear_data.dataset.steps.expression import Satisfying
@@ -224,7 +223,7 @@ def _entry(component: Component, name: str, folder: str) -> dict[str, Any]:
         entry["filters"] = filters
     for option, value in options.items():
         plain = _plain_sampler(value) if option == "sampler" else _plain(value)
-        if not _is_json(plain):
+        if not is_json(plain):
             raise InvalidArgumentError(
                 f"a file cannot hold {option}={shown(value)} of {name}",
                 hint="give SQL text, names and numbers; or leave the option out, and give it to the loader",
@@ -303,11 +302,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
         return [_plain(each) for each in value]
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from gear_data.common.typed_json import parse_json, resolved
+from gear_data.common.typed_json import is_json, parse_json, resolved
 from gear_data.dataset.dataset import Dataset
 from gear_data.dataset.open import reopen
 from gear_data.errors import DestinationExistsError, GearError, LoaderConfigError
@@ -134,7 +134,7 @@ def write_config(
         kept["pack"] = asdict(pack)
     for name in GROUPS.keys() & kept.keys():
         kept[name] = given_fields(kept[name])
-    stored = {name: value for name, value in kept.items() if _is_json(value)}
+    stored = {name: value for name, value in kept.items() if is_json(value)}
     config = _Config(FORMAT, VERSION, setting, stored, sorted(kept.keys() - stored.keys()), columns, dict(measured))
     with atomic_file(Path(path)) as temporary:
         temporary.write_text(json.dumps(msgspec.to_builtins(config), indent=2) + "\n")
@@ -219,11 +219,3 @@ def _check_columns(tuned: list[dict[str, str]], found: list[dict[str, str]], fil
                     column=name,
                     hint=f"{_TUNE_AGAIN} with this dataset",
                 )
-
-
-def _is_json(value: Any) -> bool:
-    try:
-        json.dumps(value, allow_nan=False)
-    except (TypeError, ValueError):
-        return False
-    return True
