@@ -66,8 +66,8 @@ class ShardDirectory:
             for peer, shards in zip(self.peers, known.shards, strict=True):
                 peer.read_generation(known.manifest.generation, shards)
             # From a peer without shards there is nothing to read.
-            peers = enumerate(zip(known.verbs, known.shards, strict=True))
-            self.rdma_peers = {number for number, (offers, held) in peers if offers and held}
+            held = zip(known.verbs, known.shards, strict=True)
+            self.rdma_peers = {number for number, (offers, shards) in enumerate(held) if offers and shards}
 
     @property
     def url(self) -> str:
