@@ -136,8 +136,8 @@ class Dataset(DatasetCore):
         plan's budgets leave.
 
         Raises:
-            InvalidArgumentError: the view was made by positions (`select`, `split`, `on_bad_shard="skip"`), or the
-                columns were placed and the nodes of a run share the dataset.
+            InvalidArgumentError: the view was made by positions (`select`, `split`, `drop_outliers`, `drop_duplicates`,
+                `on_bad_shard="skip"`), or the columns were placed and the nodes of a run share the dataset.
             DatasetReplacedError: the dataset was replaced.
             ClusterError: a server is behind the others, or a rank does not come in time. The error names it.
             EmptySourceError: no episode satisfies the filters any more.
