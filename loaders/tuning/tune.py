@@ -47,7 +47,7 @@ def tune(
 
     The measure is the time of a training step, with the time that it waits for its batch. Settings take turns. Medians
     within 2 % are tied, and the simplest of the tied settings is chosen: fewer worker processes, then fewer threads,
-    then less memory.
+    then fewer queue pairs, then less memory.
 
     Args:
         dataset: the dataset, or a `Mixture`.
