@@ -18,7 +18,7 @@ def add_commands(commands: Any) -> None:
 def _add_doctor(commands: Any) -> None:
     summary = "check the packages, extras, CPU, GPU, RDMA and limits of this machine, and print how to fix problems"
     parser = add_command(commands, "doctor", _doctor, summary, "gear-data doctor --warm")
-    help = "also compile all CPU kernels into Numba's cache now, so that no later run waits for that"
+    help = "also compile the CPU kernels of most batches into Numba's cache now, so that later runs do not wait"
     parser.add_argument("--warm", action="store_true", help=help)
 
 
@@ -35,7 +35,7 @@ def _doctor(options: argparse.Namespace) -> int:
         print_json({"checks": [check.to_json() for check in checks], "warm_seconds": warmed})
     else:
         if warmed is not None:
-            print(f"all CPU kernels are in the cache, after {warmed:.0f} s")
+            print(f"the CPU kernels of most batches are in the cache, after {warmed:.0f} s")
         for check in checks:
             remedy = f"\n    {check.remedy}" if check.remedy else ""
             print(f"{'yes' if check.ok else 'no ':<4}{check.name:<18}{check.found}{remedy}")

@@ -86,7 +86,8 @@ ADVICE: Mapping[str, str] = {
     "video-frames-differ": "Compare the last frames with the last actions in the viewer. The camera may be shifted.",
     "long-gop": "Encode the videos again with more key frames, such as `ffmpeg -g 2`: random access is then faster.",
     "video-time-differs": _ENCODE,
-    "video-statistics-left-out": "Run gear-data verify --decode to find the damaged frames.",
+    "video-statistics-left-out": "Run gear-data verify --decode to find the damaged frames. Of videos on the hub "
+    "or in a bucket, only the indexes were read: gear-data convert reads the files.",
     "variable-frame-rate": "Compare frames and actions in the viewer. Encode again with a constant rate if they drift.",
 }
 

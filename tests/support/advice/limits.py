@@ -102,6 +102,17 @@ def renamed_episode(source: Path) -> Path:
     return source
 
 
+def an_episode_folder_twice(folder: Path) -> Path:
+    source = made("minari-arrow")(folder)
+    (source / "data/2").rename(source / "data/01")
+    return source
+
+
+def renamed_folder(source: Path) -> Path:
+    (source / "data/01").rename(source / "data/2")
+    return source
+
+
 def larger_than_memory(folder: Path) -> Path:
     source = made("minari-arrow")(folder)
     os.truncate(source / "data/0/part-0.arrow", os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") + 1)
@@ -293,6 +304,10 @@ LIMITS: dict[str, Advice | Scene] = {
     "Minari, an episode number twice": Advice(
         an_episode_number_twice, CorruptSourceError, "rename one of the two groups", "", {"format": "minari"},
         renamed_episode, -1,
+    ),
+    "Minari Arrow, an episode number twice": Advice(
+        an_episode_folder_twice, CorruptSourceError, "rename one of the two folders", "", {"format": "minari-arrow"},
+        renamed_folder, -1,
     ),
     "ACT, a file that is no episode: moved": Advice(
         with_notes, UnknownFormatError, "move these files to another folder", source=without("episode_2.hdf5"),

@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, TypeGuard
 
 import pyarrow as pa
@@ -124,7 +125,17 @@ class MinariArrowSource:
         self.columns = tuple(column.spec(name) for name, column in self._columns.items())
 
     def _check_numbers(self) -> None:
-        """Adds a finding if the episodes' numbers are not 0, 1, 2, ..."""
+        """Adds a finding if the episodes' numbers are not 0, 1, 2, ...
+
+        Raises CorruptSourceError if two have the same number.
+        """
+        for episode, following in pairwise(self._episodes):
+            if episode.number == following.number:
+                raise CorruptSourceError(
+                    f"has the same number as the folder of {following.name}",
+                    file=episode.name.rpartition("/")[0],
+                    hint="rename one of the two folders",
+                )
         numbers = [episode.number for episode in self._episodes]
         gaps = [i for i, number in enumerate(numbers) if number != (numbers[i - 1] + 1 if i else 0)]
         if gaps:
