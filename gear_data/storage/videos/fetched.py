@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import compress
 from typing import BinaryIO, TypeVar
 
 import numpy as np
@@ -78,19 +79,24 @@ class FetchedPackets:
     def read(self, ranges: Sequence[ByteRange]) -> list[memoryview]:
         """Returns the bytes of each range.
 
+        A range that pages do not have, such as a whole file, is fetched each time, and not compared with checksums.
+
         Raises:
             CorruptShardError: the fetched bytes differ from the index, twice.
             RemoteError: a file cannot be fetched.
             StorageFullError, UnwritableError: the cache cannot be written to.
         """
-        wanted = self._wanted(ranges)
+        paged = [self._pages(file).has(first, last) for file, first, last in ranges]
+        wanted = self._wanted(compress(ranges, paged))
         runs = list(self._runs(self._missing(wanted)))
         fetched: dict[tuple[int, int], memoryview] = {}
         with ThreadPoolExecutor(min(_REQUESTS, max(1, len(runs))), "gear-video") as threads:
             for found in threads.map(self._fetch, runs):
                 fetched.update(found)
         pages = {(file, page): self._page(file, page, fetched.get((file, page))) for file, page in wanted}
-        return [self._cut(each, pages) for each in ranges]
+        return [
+            self._cut(each, pages) if kept else self._request(*each) for each, kept in zip(ranges, paged, strict=True)
+        ]
 
     def fetch(self, ranges: Sequence[ByteRange], ahead: Callable[[], Iterable[Sequence[ByteRange]]]) -> None:
         """Fetches pages into the cache; see `FetchingPackets.fetch`.

@@ -35,6 +35,10 @@ class Pages:
     sizes: npt.NDArray[np.int32]
     digests: npt.NDArray[np.uint64] | None
 
+    def has(self, first: int, last: int) -> bool:
+        """Returns whether pages have the bytes first to last of the file. They lack its header and its index."""
+        return bool(self.bounds[0] <= first < self.bounds[-1] and last <= self.bounds[-1])
+
     def of_range(self, first: int, last: int) -> range:
         """Returns the pages that have the bytes first to last of the file."""
         low = int(np.searchsorted(self.bounds, first, "right")) - 1

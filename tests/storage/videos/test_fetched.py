@@ -136,6 +136,14 @@ def test_the_whole_file_and_ranges_over_pages(index: VideoIndex, server: Server,
     assert bytes(data) == server.content[first + 3 : last - 5]
 
 
+def test_bytes_outside_of_all_packets_are_fetched_too(index: VideoIndex, server: Server, tmp_path: Path) -> None:
+    """As an export that copies the file needs them."""
+    size = len(server.content)
+    wanted = [(0, 0, size), group_range(index.file(0), 3), (0, 4, 9), (0, size - 5, size), (0, size, size)]
+    found = packets_of(index, tmp_path).read(wanted)
+    assert [bytes(data) for data in found] == [server.content[first:last] for _, first, last in wanted]
+
+
 def test_a_small_cache_gives_the_same_bytes(index: VideoIndex, server: Server, tmp_path: Path) -> None:
     packets = packets_of(index, tmp_path, 10 << 10)
     for group in (0, 5, 9, 0):
