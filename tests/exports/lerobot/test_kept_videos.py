@@ -13,6 +13,7 @@ import pytest
 
 import gear_data
 from gear_data.errors import CorruptShardError, UnsupportedColumnError
+from gear_data.video.indexing.demux import index_file
 from tests.support.cameras.filmed import FPS, FRONT, WRIST, Filmed, decoded, film
 from tests.support.exports import FORMATS
 
@@ -106,6 +107,20 @@ def test_a_damaged_video_is_an_error(filmed: Filmed, tmp_path: Path) -> None:
     with pytest.raises(CorruptShardError, match="its checksum is") as error:
         gear_data.export(gear_data.open(filmed.path), tmp_path / "out", "lerobot", fps=FPS)
     assert error.value.file == "videos/wrist/2.mp4"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_packet_is_not_copied(filmed: Filmed, tmp_path: Path) -> None:
+    number = max(range(5), key=lambda each: len(filmed.frames[WRIST][each]))
+    path = filmed.path / f"videos/wrist/{number}.mp4"
+    packets, content = index_file(path, path.name).packets, bytearray(path.read_bytes())
+    content[int(packets.position[1]) + int(packets.size[1]) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(CorruptShardError, match="has changed") as error:
+        gear_data.export(gear_data.open(filmed.path)[[number]], tmp_path / "out", "lerobot", fps=2 * FPS)
+    assert error.value.file == f"videos/wrist/{number}.mp4"
+    # The copy finds it: statistics decode only a sample of the frames of a large dataset.
+    assert error.value.message.startswith("packet 1 at byte")
     assert not (tmp_path / "out").exists()
 
 

@@ -7,8 +7,11 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from gear_data.common.extras import import_extra
 from gear_data.dataset.cameras.stored_videos import StoredVideos
+from gear_data.errors import CorruptShardError
 from gear_data.video.file_index import KEY
 
 #: Bytes of packets that are read together.
@@ -61,8 +64,8 @@ class PacketCopier:
         Raises:
             CorruptShardError: the video is damaged.
         """
-        packets = self._videos.index.file(number).packets
-        begin = first
+        video = self._videos.index.file(number)
+        packets, begin = video.packets, first
         while begin < last:
             size, end = int(packets.size[begin]), begin + 1
             while end < last and size + int(packets.size[end]) <= _BYTES_AT_ONCE:
@@ -70,8 +73,14 @@ class PacketCopier:
                 end += 1
             spans = zip(packets.position[begin:end].tolist(), packets.size[begin:end].tolist(), strict=True)
             parts = self._videos.packets.read([(number, start, start + length) for start, length in spans])
-            for part, flags in zip(parts, packets.flags[begin:end].tolist(), strict=True):
-                self._write(part, is_key=bool(flags & KEY))
+            for packet, part in enumerate(parts, begin):
+                if video.was_read and xxhash.xxh3_64_intdigest(part) != int(packets.digest[packet]):
+                    raise CorruptShardError(
+                        f"packet {packet} at byte {packets.position[packet]} has changed",
+                        file=video.file,
+                        hint="run 'gear-data verify', then restore the file or convert again",
+                    )
+                self._write(part, is_key=bool(packets.flags[packet] & KEY))
             begin = end
 
     def _write(self, data: memoryview, *, is_key: bool) -> None:
