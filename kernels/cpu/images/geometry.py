@@ -26,7 +26,9 @@ def triangle(size, length):  # type: ignore[no-untyped-def]
     starts, weights = np.empty(length, np.int64), np.zeros((taps, length), np.float32)
     for i in range(length):
         center = (i + 0.5) * scale
-        start, end = max(int(center - support + 0.5), 0), min(int(center + support + 0.5), size)
+        start = max(int(center - support + 0.5), 0)
+        # A center that is rounded down has one pixel more than taps at times. The weight of the last one is zero.
+        end = min(min(int(center + support + 0.5), size), start + taps)
         total = 0.0
         for pixel in range(start, end):
             total += max(0.0, 1 - abs(pixel + 0.5 - center) / support)

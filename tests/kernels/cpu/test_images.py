@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gear_data.kernels import cpu
+from gear_data.kernels.cpu.images.geometry import triangle
 from tests.support.feed.torchvision_pixels import BESIDE, Operation, apply, augmented, check_rounded
 
 pytestmark = pytest.mark.skipif(not BESIDE.exists(), reason="not among the oldest packages")
@@ -130,3 +131,11 @@ def test_black_stays_black() -> None:
     for operations in CHAINS.values():
         changed = [each if each[0] != "resized_crop" else crop(0, 0, 20, 30, 20, 30) for each in operations]
         assert not ours(black, changed, last=True).any()
+
+
+@pytest.mark.parametrize(("size", "length"), [(9, 33), (48, 176), (96, 352)])
+def test_the_filter_has_places_for_all_its_pixels(size: int, length: int) -> None:
+    """Compiled code would write beside the array, where Python raises an IndexError."""
+    starts, weights = getattr(triangle, "py_func", triangle)(size, length)
+    assert (starts >= 0).all() and (starts + len(weights) <= size).all()
+    np.testing.assert_allclose(weights.sum(axis=0), 1, rtol=1e-6)
