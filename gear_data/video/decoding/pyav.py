@@ -120,6 +120,9 @@ class PyavDecoder:
 
     def write_planes(self, picture: Picture, out: npt.NDArray[np.uint8]) -> YuvConversion:
         frame = picture.image
+        if frame.interlaced_frame:
+            # Lines 0 and 2 share u and v, and so do lines 1 and 3: FFmpeg's scaler converts each field by itself.
+            raise NoPlanesError("an interlaced frame")
         colors = ColorProperties(
             frame.color_range, frame.colorspace, *(getattr(frame, name, 2) for name in _LATER_COLORS)
         )
