@@ -22,7 +22,7 @@ from gear_data.video.decoding.process_state import process_state
 from gear_data.video.decoding.references import needed_packets
 from gear_data.video.decoding.requests import FileRequest, file_requests
 from gear_data.video.decoding.targets import FrameTarget, RgbFrames, YuvFrames
-from gear_data.video.file_index import ColorProperties, VideoFile
+from gear_data.video.file_index import DISCARD, ColorProperties, VideoFile
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange, PacketBytes
 
@@ -215,6 +215,9 @@ class FrameReader:
     ) -> None:
         video, limit, state = request.video, self.options.cache_bytes, process_state()
         parameters = self._parameters(video)
+        part = slice(job.first, job.last)
+        # An edit list may give frames that it hides the times of others.
+        hidden = {*video.packets.pts[part][video.packets.flags[part] & DISCARD > 0].tolist()}
         try:
             packets = list(cut_packets(self.index, job, ranges, data))
             if not (job.every or 2 * self.index.num_pixels <= limit or min(missing) < job.trusted):
@@ -232,7 +235,7 @@ class FrameReader:
                 wanted = missing.pop(picture.pts, None) is not None
                 if wanted:
                     out.write(decoder, picture, request.rows[picture.pts])
-                if limit:
+                if limit and picture.pts not in hidden:
                     state.cache.put(
                         self._key(video, picture.pts), picture, limit, expected=picture.pts in request.expected
                     )

@@ -25,7 +25,7 @@ from gear_data.video.decoding.decoder import EncodedPacket, Picture
 from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.decoding.pyav import PyavDecoder
-from gear_data.video.file_index import ColorProperties
+from gear_data.video.file_index import DISCARD, ColorProperties
 from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.packet_bytes import ByteRange
 from tests.support.cameras.encoded import (
@@ -156,6 +156,23 @@ def test_frames_of_coming_calls_stay_when_their_group_is_decoded(paths: dict[str
     assert len(packets.ranges) == 1
     read(reader, file, np.array([14]))
     assert len(packets.ranges) == 2
+
+
+def test_frames_that_an_edit_list_hides_are_not_taken_for_others(
+    paths: dict[str, Path], expected: dict[str, Frames]
+) -> None:
+    """A file of two parts. The second one begins within a group, whose hidden frames have times of the first part."""
+    video = index_of(paths["h264"])
+    pts, flags = video.packets.pts.copy(), video.packets.flags.copy()
+    pts[6:] -= 3 * (pts[1] - pts[0])
+    flags[6:9] |= DISCARD
+    edited = replace(video, packets=replace(video.packets, pts=pts, flags=flags))
+    index = VideoIndex(*index_tables([edited]), "dataset")
+    reader = FrameReader(index, local_packets([paths["h264"]]), DecodeOptions(threads=1))
+    shown = [*range(6), *range(9, 26)]
+    for frame in (6, 5, 3, 22):
+        found = read(reader, np.zeros(1, np.int64), np.array([frame]))
+        assert np.array_equal(found[0], expected["h264"][shown[frame]]), frame
 
 
 def test_only_packets_up_to_the_last_needed_are_read(paths: dict[str, Path]) -> None:
