@@ -424,9 +424,17 @@ def _with_sizes(filesystem: Any, found: Mapping[str, Any], url: str) -> dict[str
     """
 
     def asked(path: str) -> Any:
-        return with_retries(lambda: filesystem.info(path), "be looked up", url)
+        try:
+            return with_retries(lambda: filesystem.info(path), "be looked up", url)
+        except FileNotFoundError as error:
+            raise SourceNotFoundError(
+                "the server lists it, and does not send it",
+                file=path,
+                hint="check the URL, and whether you may read it",
+            ) from error
 
-    unknown = [path for path, info in found.items() if info["size"] is None and info["type"] == "file"]
+    # Of a file that is given itself, fsspec's `find` says nothing.
+    unknown = [path for path, info in found.items() if not info or (info["size"] is None and info["type"] == "file")]
     with ThreadPoolExecutor(_REQUESTS, "gear-sizes") as threads:
         return {**found, **dict(zip(unknown, threads.map(asked, unknown), strict=True))}
 

@@ -1,0 +1,45 @@
+"""Sources on a web server, which lists folders as HTML and says nothing else about files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import gear_data
+from gear_data.errors import SourceNotFoundError
+from gear_data.ingest.location import locate_files
+from tests.ingest.cached.test_in_place import web_server
+from tests.ingest.cached.test_opening import check
+from tests.support.rollouts import Rollout
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The folder at `url`."""
+    (tmp_path / "web/robot").mkdir(parents=True)
+    return tmp_path / "web/robot"
+
+
+@pytest.fixture
+def url(folder: Path) -> Iterator[str]:
+    with web_server(folder.parent, ranges=True) as url:
+        yield url
+
+
+def test_a_file(source: Path, folder: Path, url: str, rollouts: list[Rollout], runs: list[str]) -> None:
+    source.rename(folder / "hops.hdf5")
+    for _ in range(2):
+        check(gear_data.open(f"{url}hops.hdf5"), rollouts)
+    assert len(runs) == 1
+    with pytest.raises(SourceNotFoundError, match="no such file or folder"):
+        locate_files(f"{url}others.hdf5")
+
+
+def test_a_file_that_is_listed_and_not_there(folder: Path, url: str) -> None:
+    (folder / "index.html").write_text('<a href="hops.hdf5">hops.hdf5</a>')
+    with pytest.raises(SourceNotFoundError, match=r"hops\.hdf5: the server lists it, and does not send it"):
+        locate_files(url)
