@@ -36,7 +36,7 @@ from gear_data.ingest.table_options import TableOptions
 from gear_data.storage.manifest import MANIFEST_NAME
 from gear_data.storage.remote.hub_rows import HubRows
 from gear_data.storage.remote.range_reader import filesystem_of, open_range_reader
-from gear_data.storage.remote.range_requests import contents_name, is_hub
+from gear_data.storage.remote.range_requests import contents_name, is_hub, is_web_server
 
 _HUB_ID = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 #: A dataset of the hub in its file system: name, revision, path.
@@ -392,7 +392,7 @@ def _remote(url: str) -> Location:
     try:
         if is_hub(filesystem):
             root = _at_commit(root, url)
-        found = with_retries(lambda: filesystem.find(root, detail=True), "be listed", url, MANY)
+        found = with_retries(lambda: _listed_files(filesystem, root), "be listed", url, MANY)
     except FileNotFoundError:
         found = {}
     if not found:
@@ -414,6 +414,37 @@ def _remote(url: str) -> Location:
     return Location(url, tuple(sorted(files, key=_natural_order)), folder=folder)
 
 
+def _listed_files(filesystem: Any, root: str) -> dict[str, Any]:
+    """Returns the files at or below a path, with what the server says about each.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder, if the server says so.
+    """
+    if not is_web_server(filesystem):
+        return filesystem.find(root, detail=True)  # type: ignore[no-any-return]
+    # fsspec's `find` leaves out folders whose listing fails, and takes links that sort a listing for files.
+    found: dict[str, Any] = {}
+    folders, known = [root], {PurePosixPath(root)}
+    while folders:
+        folder = folders.pop()
+        try:
+            listed = filesystem.ls(folder, detail=True)
+        except FileNotFoundError:
+            if folder == root:
+                raise
+            continue
+        for info in listed:
+            place = PurePosixPath(info["name"])
+            if place in known or ".." in place.parts or any(sign in info["name"][len(root) :] for sign in "?#"):
+                continue
+            known.add(place)
+            if info["type"] == "directory":
+                folders.append(info["name"])
+            else:
+                found[info["name"]] = info
+    return found if found or root.endswith("/") else {root: {}}
+
+
 def _with_sizes(filesystem: Any, found: Mapping[str, Any], url: str) -> dict[str, Any]:
     """Returns what a server says about files. A web server lists names only, and is asked for each file.
 
@@ -433,7 +464,7 @@ def _with_sizes(filesystem: Any, found: Mapping[str, Any], url: str) -> dict[str
                 hint="check the URL, and whether you may read it",
             ) from error
 
-    # Of a file that is given itself, fsspec's `find` says nothing.
+    # Nothing is known of a file that is given itself.
     unknown = [path for path, info in found.items() if not info or (info["size"] is None and info["type"] == "file")]
     with ThreadPoolExecutor(_REQUESTS, "gear-sizes") as threads:
         return {**found, **dict(zip(unknown, threads.map(asked, unknown), strict=True))}

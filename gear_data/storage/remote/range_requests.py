@@ -44,6 +44,11 @@ def is_hub(filesystem: Any) -> bool:
     return _is(filesystem, "hf")
 
 
+def is_web_server(filesystem: Any) -> bool:
+    """Returns whether a file system is fsspec's client of web servers."""
+    return _is(filesystem, "http")
+
+
 def request_range(filesystem: Any, path: str, first: int, last: int, contents: str = "") -> bytes:
     """Returns the bytes `first` to `last` of a file, by one request.
 
