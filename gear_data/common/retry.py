@@ -122,6 +122,7 @@ def with_retries(
         try:
             return answer_of(call, requests)
         except Exception as error:
+            error = _told(error)
             if isinstance(error, GearError | FileNotFoundError) or not _is_remote(error):
                 raise
             if not is_transient(error):
@@ -202,6 +203,17 @@ def _pool_threads() -> MutableMapping[Thread, object]:
     """Returns the threads of pools that the interpreter waits for at exit."""
     found: MutableMapping[Thread, object] = getattr(concurrent.futures.thread, "_threads_queues", {})
     return found
+
+
+def _told(error: Exception) -> Exception:
+    """Returns the transient failure behind a FileNotFoundError, or the error itself.
+
+    fsspec says after any failure that a web server has no such file. Only the cause tells which failure it was.
+    """
+    cause = error.__cause__
+    if type(error) is FileNotFoundError and isinstance(cause, Exception) and is_transient(cause):
+        return cause
+    return error
 
 
 def is_transient(error: BaseException) -> bool:

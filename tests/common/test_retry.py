@@ -124,6 +124,31 @@ def test_a_server_says_how_long_to_wait(asked: str, monkeypatch: pytest.MonkeyPa
     assert len(waits) == 2
 
 
+def test_a_file_that_only_seems_to_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fsspec raises FileNotFoundError after any failure of a web server."""
+    monkeypatch.setattr(retry.time, "sleep", lambda seconds: None)
+    errors = [_caused(FileNotFoundError("https://server/x"), _http_error(503))]
+
+    def call() -> str:
+        if errors:
+            raise errors.pop()
+        return "answer"
+
+    assert retry.with_retries(call, "be looked up", "https://server/x") == "answer"
+    with pytest.raises(FileNotFoundError) as raised:
+        retry.with_retries(
+            _raise(_caused(FileNotFoundError("x"), _http_error(404))), "be looked up", "https://server/x"
+        )
+    assert type(raised.value) is FileNotFoundError
+    monkeypatch.setattr(retry, "MAX_SECONDS", 0.0)
+    reset = _caused(FileNotFoundError("https://server/x"), ConnectionResetError("reset by peer"))
+    with pytest.raises(
+        RemoteError, match="cannot be looked up, tried once: ConnectionResetError: reset by peer"
+    ) as lost:
+        retry.with_retries(_raise(reset), "be looked up", "https://server/x")
+    assert retry.is_unreachable(lost.value)
+
+
 _LEFT = """
 import time
 from concurrent.futures import ThreadPoolExecutor

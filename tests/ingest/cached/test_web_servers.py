@@ -12,7 +12,7 @@ from fsspec.implementations.http import HTTPFileSystem
 
 import gear_data
 from gear_data.common import retry
-from gear_data.errors import SourceNotFoundError
+from gear_data.errors import RemoteError, SourceNotFoundError
 from gear_data.ingest.location import locate_files
 from tests.ingest.cached.test_in_place import web_server
 from tests.ingest.cached.test_opening import check
@@ -74,3 +74,17 @@ def test_a_folder_whose_listing_fails_is_listed_again(folder: Path, url: str, mo
     monkeypatch.setattr(retry, "FIRST_DELAY", 0.01)
     assert [file.name for file in locate_files(url).files] == ["first/hops.csv", "second/hops.csv"]
     assert not failures
+
+
+def test_a_server_that_is_gone(
+    source: Path, folder: Path, rollouts: list[Rollout], runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source.rename(folder / "hops.hdf5")
+    with web_server(folder.parent, ranges=True) as url:
+        first = gear_data.open(f"{url}hops.hdf5")
+    monkeypatch.setattr(retry, "MAX_SECONDS", 0.0)
+    check(gear_data.open(f"{url}hops.hdf5"), rollouts)
+    assert gear_data.open(f"{url}hops.hdf5").path == first.path
+    assert len(runs) == 1
+    with pytest.raises(RemoteError, match=r"hops\.hdf5/other/manifest\.json: cannot be looked up, tried once"):
+        gear_data.open(f"{url}hops.hdf5/other")
