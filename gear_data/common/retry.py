@@ -31,6 +31,8 @@ FIRST_DELAY = 0.2
 #: Seconds after which no new attempt starts.
 MAX_SECONDS = 60.0
 _VARIABLE, _DEFAULT_SECONDS = "GEAR_DATA_REQUEST_SECONDS", 60.0
+#: The most seconds of a request, and of a call of many. Sockets take at most 24 days, and queues 292 years.
+_MOST_SECONDS, _MOST_OF_CALL = 1e6, 1e9
 #: Bytes for which a transfer has the time of one request.
 _REQUEST_BYTES = 32 << 20
 #: Listings and removals make a request for each thousand files. Each has the time of so many requests.
@@ -152,7 +154,7 @@ def request_seconds() -> float:
     Raises:
         InvalidArgumentError: the environment variable has a wrong value.
     """
-    return env_seconds(_VARIABLE, _DEFAULT_SECONDS)
+    return min(env_seconds(_VARIABLE, _DEFAULT_SECONDS), _MOST_SECONDS)
 
 
 def requests_of(size: int) -> int:
@@ -175,7 +177,7 @@ def answer_of(call: Callable[[], _Result], requests: int = 1) -> _Result:
         InvalidArgumentError: the environment variable has a wrong value.
         Exception: raised by `call`.
     """
-    seconds = requests * request_seconds()
+    seconds = min(requests * request_seconds(), _MOST_OF_CALL)
     answers: SimpleQueue[tuple[list[_Result], BaseException | None]] = SimpleQueue()
     pools = frozenset(_pool_threads())
 

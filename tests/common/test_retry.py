@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -147,6 +148,14 @@ def test_a_file_that_only_seems_to_be_missing(monkeypatch: pytest.MonkeyPatch) -
     ) as lost:
         retry.with_retries(_raise(reset), "be looked up", "https://server/x")
     assert retry.is_unreachable(lost.value)
+
+
+def test_a_limit_of_many_years(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither sockets nor queues take such a limit."""
+    monkeypatch.setenv("GEAR_DATA_REQUEST_SECONDS", "1e12")
+    with socket.socket() as client:
+        client.settimeout(retry.request_seconds())
+    assert retry.answer_of(lambda: "answer", 100_000) == "answer"
 
 
 _LEFT = """
