@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from gear_data.common.file_lock import locked, release
-from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError
+from gear_data.errors import CorruptShardError, InvalidArgumentError, ManifestError, UnwritableError, refuse_exhausted
 from gear_data.storage.atomic import checksum, typed_write_errors
 from gear_data.storage.manifest import FileEntry
 
@@ -100,7 +100,7 @@ class ShardCache:
         Raises:
             CorruptShardError: two downloads failed the checksum of the manifest.
             StorageFullError: the disk is full.
-            UnwritableError: the cache folder cannot be written to.
+            UnwritableError: the cache folder cannot be written to, or the file cannot be read.
             Exception: raised by `download`.
         """
         path, fetched = self._path(entry), False
@@ -258,11 +258,22 @@ def _open_locked(path: Path) -> int | None:
     """Opens a file and locks it for reading.
 
     Returns its descriptor; None if it does not exist.
+
+    Raises:
+        OpenFilesError: this process has reached its limit of open files.
+        UnwritableError: the system refuses, such as for a file that only another user may read.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return None
+    except OSError as error:
+        refuse_exhausted(error, str(path))
+        raise UnwritableError(
+            f"cannot be read: {error.strerror}",
+            file=str(path),
+            hint="let this user read the cache, or set $GEAR_DATA_CACHE (cache_dir=) to another folder",
+        ) from error
     _lock(descriptor, fcntl.LOCK_SH)
     if os.fstat(descriptor).st_nlink:
         return descriptor

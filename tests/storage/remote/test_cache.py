@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import multiprocessing
 import os
@@ -11,12 +12,19 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 import xxhash
 
-from gear_data.errors import CorruptShardError, GearError, InvalidArgumentError, ManifestError, StorageFullError
+from gear_data.errors import (
+    CorruptShardError,
+    GearError,
+    InvalidArgumentError,
+    ManifestError,
+    StorageFullError,
+    UnwritableError,
+)
 from gear_data.storage.manifest import FileEntry
 from gear_data.storage.remote.cache import CachedFile, ShardCache, default_folder
 
@@ -120,6 +128,23 @@ def test_files_that_only_others_can_write_are_read(tmp_path: Path, monkeypatch: 
     _use(cache, DATA[0], calls)
     assert cache.mark_used(_entry(DATA[0]))
     assert calls == [DATA[0]]
+
+
+def test_files_that_only_another_user_may_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root may read all files, so the system's answer is made here."""
+    cache = ShardCache(tmp_path, 1000)
+    _use(cache, DATA[0])
+    opened = os.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if Path(path).parent == tmp_path / "files":
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    failure = pytest.raises(UnwritableError, match=r"cannot be read: Permission denied\n.*cache_dir=")
+    with failure, cache.use(_entry(DATA[0]), _fetch(DATA[0]), "s3://b/x"):
+        pytest.fail("the block must not run")
 
 
 def test_datasets_share_equal_files(tmp_path: Path) -> None:
