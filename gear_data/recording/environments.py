@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gear_data.errors import NodeUnreachableError, RateLimitError
 from gear_data.recording.callbacks import EnvCallbacks
-from gear_data.recording.nested_values import copy, row_of, rows, set_row
+from gear_data.recording.nested_values import batch_copy, copy, row_of, rows, set_row
 from gear_data.recording.step_infos import StepInfos, infos_of_environments
 from gear_data.recording.writer import Writer
 
@@ -150,22 +150,22 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
         mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_)), np.bool_)
         self._cut(mask)
         observations, infos = self.env.reset(seed=seed, options=options)
-        self._observations = copy(observations)
+        self._observations = batch_copy(observations)
         self._ended[mask] = False
         return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """Steps the environments, and records their steps."""
-        taken = copy(actions)
+        taken = batch_copy(actions)
         self._end()
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         ended = flags[0] | flags[1]
         stepped = np.flatnonzero(~self._ended)
-        final = after = copy(observations)
+        final = after = batch_copy(observations)
         if len(stepped):
             if self._mode == "SameStep":
-                final = _final_observations(observations, infos, ended)
+                final = _final_observations(after, infos, ended)
             steps = {
                 "observations": rows(self._observations, stepped),
                 "actions": rows(taken, stepped),

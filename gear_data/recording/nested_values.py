@@ -48,6 +48,17 @@ def copy(values: Any) -> Any:
     return values if isinstance(values, str | bytes) else np.array(values)
 
 
+def batch_copy(batch: Any) -> Any:
+    """Returns a copy of a batch. The text of n environments, a tuple of Gymnasium, becomes an array of n objects."""
+    if isinstance(batch, Mapping):
+        return {name: batch_copy(each) for name, each in batch.items()}
+    if isinstance(batch, tuple):
+        if batch and all(isinstance(each, str) for each in batch):
+            return np.array(batch, object)
+        return tuple(batch_copy(each) for each in batch)
+    return np.array(batch)
+
+
 def stacked(values: Sequence[Any]) -> Any:
     """Returns values of many steps as one batch. Of mappings, the names that all steps have."""
     first = values[0]

@@ -254,8 +254,8 @@ class Writer:
             env_id: the environment.
             terminated, truncated: how it ended, as Gymnasium's `step` says. An episode that did not terminate is
                 recorded as truncated.
-            final: the observation after the last step: a value, or a mapping of values for a Dict space. None: the
-                episode has no final observation.
+            final: the observation after the last step: a value, or a mapping of values for a Dict space. Frames of
+                cameras and text are left out. None: the episode has no final observation.
             facts: about the episode: text, numbers and booleans, such as `task="lift"` or `seed=3`. They become columns
                 of the episode table.
 
@@ -453,6 +453,9 @@ class Writer:
         """Returns the final observations: name -> [count, ...]."""
         wanted = {name: column for name, column in self._columns.items() if column.has_final}
         flat, _ = self._cameras.split(flat_step({"observations": final}))
+        # A dataset keeps no text of the final observation, and no frame.
+        texts = {name for name, column in self._columns.items() if column.variable_length}
+        flat = {name: value for name, value in flat.items() if name not in texts}
         if flat and not wanted:
             raise InvalidArgumentError(
                 f"{where} is given, and the dataset has no final observations", hint="leave final out"

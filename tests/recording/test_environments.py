@@ -187,6 +187,37 @@ def test_an_environment(tmp_path: Path) -> None:
     assert ds[0]["observations.count"][:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
+class Worded(Counter):
+    """Its observations have a text, too, as those of MiniGrid."""
+
+    observation_space = gymnasium.spaces.Dict(
+        {
+            "count": gymnasium.spaces.Box(0, 1e6, (2,), np.float32),
+            "pair": gymnasium.spaces.Discrete(1000),
+            "mission": gymnasium.spaces.Text(20),
+        }
+    )
+
+    def _observation(self) -> dict[str, Any]:
+        return {**super()._observation(), "mission": f"step {self.step_number}"}
+
+
+@pytest.mark.parametrize("vector", [False, True])
+def test_text_in_observations(vector: bool, tmp_path: Path) -> None:
+    """It is a column of the steps. The final observation has none."""
+    envs = gymnasium.vector.SyncVectorEnv([lambda: Worded(0), lambda: Worded(0)])
+    env: Any = gear_data.record(envs if vector else Worded(0), tmp_path / "recorded")
+    env.reset()
+    for _ in range(3):
+        env.step(np.zeros((2, 1) if vector else 1, np.float32))
+    env.close()
+    ds = gear_data.open(tmp_path / "recorded")
+    assert ds.episodes["terminated"].to_list() == [True] * (2 if vector else 1)
+    for number, episode in enumerate(ds):
+        assert episode["observations.mission"].tolist() == ["step 0", "step 1", "step 2"]
+        assert ds.final(number)["observations.count"].tolist() == [3, 0]
+
+
 def test_gymnasiums_own_environments(tmp_path: Path) -> None:
     """Returns and lengths are those that the wrappers of Gymnasium count."""
     plain = gymnasium.wrappers.vector.RecordEpisodeStatistics(gymnasium.make_vec("CartPole-v1", num_envs=4))
