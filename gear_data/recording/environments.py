@@ -23,7 +23,8 @@ _log = logging.getLogger(__name__)
 class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment whose steps a `Writer` records. `close` makes the dataset.
 
-    An episode that is reset before its end is recorded as truncated.
+    An episode that is reset before its end is recorded as truncated. With the wrapper `Autoreset`, the step that only
+    resets the environment is not recorded.
 
     Args:
         env: the environment.
@@ -54,6 +55,8 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._has_steps = False
         #: How the open episode has ended: terminated, truncated. None: it has not.
         self._flags: tuple[bool, bool] | None = None
+        #: Whether the environment resets itself, and whether it does so in the next step.
+        self._autoresets, self._resets_next = _autoresets(env), False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets the environment, and begins an episode."""
@@ -61,6 +64,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, info = self.env.reset(seed=seed, options=options)
         self._observation = copy(self._callbacks.reset(self.env, observation, info))
         self._facts = {} if seed is None else {"seed": seed}
+        self._resets_next = False
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
@@ -70,6 +74,11 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         taken = copy(action)
         frames: dict[str, Any] = {} if self._rendered is None else {self._rendered: self.env.render()}
         observation, reward, terminated, truncated, info = self.env.step(action)
+        resets, self._resets_next = self._resets_next, self._autoresets and bool(terminated or truncated)
+        if resets:  # the environment ignored the action
+            self._end()
+            self._observation = copy(self._callbacks.reset(self.env, observation, info))
+            return observation, reward, terminated, truncated, info
         after, terminates, truncates, columns = self._callbacks.step(
             env=self.env,
             obs=observation,
@@ -253,6 +262,15 @@ def _keeps_finals(writer: Writer) -> bool:
     if columns is None or any(column.has_final for column in columns):
         return True
     _log.warning("the dataset has no final observations: the final observations of the environment are left out")
+    return False
+
+
+def _autoresets(env: Any) -> bool:
+    """Returns whether the step after an episode only resets an environment, as with the wrapper `Autoreset`."""
+    while isinstance(env, gymnasium.Wrapper):
+        if isinstance(env, gymnasium.wrappers.Autoreset):
+            return True
+        env = env.env
     return False
 
 

@@ -187,6 +187,21 @@ def test_an_environment(tmp_path: Path) -> None:
     assert ds[0]["observations.count"][:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
+def test_an_environment_that_resets_itself(tmp_path: Path) -> None:
+    """The step that only resets it is not recorded, as in vector environments."""
+    env = gear_data.record(gymnasium.wrappers.Autoreset(Counter(0)), tmp_path / "recorded")
+    env.reset()
+    for t in range(11):
+        env.step(actions(t)[0])
+        if t == 7:  # at the end of an episode: the next step does not reset it again
+            env.reset()
+    env.close()
+    ds = gear_data.open(tmp_path / "recorded")
+    assert ds.episodes["length"].to_list() == [3, 4, 3]
+    assert ds[1]["observations.count"][:, 0].tolist() == [100, 101, 102, 103]
+    assert [ds.final(number)["observations.count"][0] for number in range(3)] == [3, 104, 203]
+
+
 class Worded(Counter):
     """Its observations have a text, too, as those of MiniGrid."""
 
