@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import NodeUnreachableError, RateLimitError
+from gear_data.errors import InvalidArgumentError, NodeUnreachableError, RateLimitError
 from gear_data.recording.callbacks import EnvCallbacks
 from gear_data.recording.nested_values import batch_copy, copy, row_of, rows, set_row
 from gear_data.recording.step_infos import StepInfos, infos_of_environments
@@ -71,6 +71,11 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         """Steps the environment, and records the step."""
         if self._flags is not None:
             self._end()
+        if not self._has_steps and 0 in self._writer.open_episodes():
+            raise InvalidArgumentError(
+                "the Writer has an open episode, of another environment or of append",
+                hint="end it first, or give each environment a Writer of its own: they may have one path",
+            )
         taken = copy(action)
         frames: dict[str, Any] = {} if self._rendered is None else {self._rendered: self.env.render()}
         observation, reward, terminated, truncated, info = self.env.step(action)

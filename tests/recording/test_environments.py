@@ -202,6 +202,22 @@ def test_an_environment_that_resets_itself(tmp_path: Path) -> None:
     assert [ds.final(number)["observations.count"][0] for number in range(3)] == [3, 104, 203]
 
 
+def test_two_environments_of_one_writer_take_turns(tmp_path: Path) -> None:
+    """They have episodes of their own: the second one waits for the end of the episode of the first one."""
+    writer = gear_data.Writer(tmp_path / "recorded", durability="os")
+    first, second = (gear_data.record(Counter(0), writer) for _ in range(2))
+    first.reset()
+    second.reset()
+    first.step(actions(0)[0])
+    with pytest.raises(InvalidArgumentError, match="of another environment"):
+        second.step(actions(0)[0])
+    for t in range(1, 3):
+        first.step(actions(t)[0])
+    second.step(actions(0)[0])
+    second.close()
+    assert gear_data.open(tmp_path / "recorded").episodes["length"].to_list() == [3, 1]
+
+
 class Worded(Counter):
     """Its observations have a text, too, as those of MiniGrid."""
 
