@@ -265,6 +265,8 @@ class Writer:
                 earlier episodes, or no episode has the fact of `evict`. The episode stays open. With `gear://`, see
                 `flush`: an EpisodeRefusedError with a `sequence` is about an episode that has ended.
             UnknownArgumentError: a fact is nearly called like an argument, such as `terminate`. The episode stays open.
+            UnsupportedColumnError: another Writer recorded the first episode of all, or another dataset took the place,
+                with other columns. The episode stays open.
             StorageFullError, UnwritableError: the journal cannot be written, and the episode stays open: call again. Or
                 the journal has it, and the disk failed: see `flush`. `open_episodes` tells which.
             RateLimitError: training is too slow. The episode stays open: call again.

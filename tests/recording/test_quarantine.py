@@ -13,7 +13,7 @@ import pytest
 
 import gear_data
 from gear_data.cli import main
-from gear_data.errors import BadEpisodeError, InvalidArgumentError, StorageFullError
+from gear_data.errors import BadEpisodeError, InvalidArgumentError, StorageFullError, UnsupportedColumnError
 from gear_data.growing.publish import publish
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
 from gear_data.storage.journal.reading import read_journal
@@ -332,6 +332,23 @@ def test_facts_of_other_writers_are_known(tmp_path: Path) -> None:
     second.close()
     episodes = gear_data.open(tmp_path / "live").episodes
     assert episodes["a"].to_list() == [1.0, 0.5, None]
+    assert not (tmp_path / "live.quarantine").exists()
+
+
+def test_writers_that_begin_at_once_need_the_same_columns(tmp_path: Path) -> None:
+    """The first episode decides. A Writer with other columns is told before it acknowledges an episode."""
+    first, second = gear_data.Writer(tmp_path / "live"), gear_data.Writer(tmp_path / "live")
+    first.append(actions=0.5)
+    second.append(actions=1)
+    first.end_episode(terminated=True)
+    for _ in range(2):
+        with pytest.raises(UnsupportedColumnError, match="actions"):
+            second.end_episode(terminated=True)
+    assert second.episodes == 0 and second.open_episodes() == [0]
+    second.discard()
+    second.close()
+    first.close()
+    assert len(gear_data.open(tmp_path / "live")) == 1
     assert not (tmp_path / "live.quarantine").exists()
 
 

@@ -31,3 +31,7 @@ class BucketSink(JournalSink):
         with self._publishing:
             if not self._is_released:
                 self._bucket.upload(self._rotated(), progress=None)
+
+    def _may_lack_columns(self) -> bool:
+        """Returns False: a look costs requests, and does not show the journals of other machines."""
+        return False

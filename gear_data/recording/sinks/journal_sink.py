@@ -115,7 +115,8 @@ class JournalSink(EpisodeSink):
         Raises:
             InvalidArgumentError: the facts cannot be published beside those of other episodes.
             StorageFullError, UnwritableError: the journal cannot be written.
-            UnsupportedColumnError: another dataset with other columns took the place of the dataset.
+            UnsupportedColumnError: another dataset with other columns took the place of the dataset; or another
+                Writer recorded the first episode of all, with other columns.
             Exception: the thread could not publish a generation. The error is raised once, and the episode is not
                 taken. It is a GearError, except after a fault of a library.
         """
@@ -125,11 +126,19 @@ class JournalSink(EpisodeSink):
             error, self._error = self._error, None
             raise error
         with self._mutex:
-            if not self._acceptance.knows(episode.facts) and time.monotonic() > self._looked + _LOOK_SECONDS:
+            if not self._journals.episodes and self._may_lack_columns():
+                # Another Writer may have recorded the first episode meanwhile: it decides the columns of all.
+                self._acceptance, self._looked = self._publisher.acceptance(), time.monotonic()
+                self._acceptance.check_columns(*self._columns)
+            elif not self._acceptance.knows(episode.facts) and time.monotonic() > self._looked + _LOOK_SECONDS:
                 # Other writers may have recorded facts of these names meanwhile.
                 self._acceptance, self._looked = self._publisher.acceptance(), time.monotonic()
             self._acceptance.take_facts(episode.facts, self._publisher.options)
             self._journals.append(episode)
+
+    def _may_lack_columns(self) -> bool:
+        """Returns whether another Writer may have decided the columns since `begin`."""
+        return not self._growth
 
     def sync(self) -> None:
         """Waits until the disk has all episodes.
