@@ -56,9 +56,9 @@ class Writer:
 
     Several Writers of one path, in one or several processes, append to the same dataset. The path may have a dataset of
     the same columns already. Methods may be called from several threads; in a forked child they raise
-    ForkedProcessError. As a context manager, a Writer closes at the end of the block, also after an exception:
-    `with gear_data.Writer("runs/") as writer: ...`. A Writer that is not closed warns with a ResourceWarning, and
-    leaves its episodes as if the process had died.
+    ForkedProcessError, and in a signal handler that interrupts another call InvalidArgumentError. As a context manager,
+    a Writer closes at the end of the block, also after an exception: `with gear_data.Writer("runs/") as writer: ...`. A
+    Writer that is not closed warns with a ResourceWarning, and leaves its episodes as if the process had died.
 
     Args:
         path: the folder of the dataset. Or `s3://BUCKET/PATH` on a server that has conditional puts: the journals are
@@ -399,7 +399,7 @@ class Writer:
         self.close()
 
     def _check_process(self) -> None:
-        """Checks that this process made the Writer.
+        """Checks that this process made the Writer, and that this thread is in no other call of it.
 
         A forked child has no thread that encodes or publishes. It would write where its parent does.
         """
@@ -408,6 +408,12 @@ class Writer:
                 "this Writer belongs to the parent process",
                 file=self._path,
                 hint="make another Writer in the child process",
+            )
+        # The call that the handler interrupted holds locks for which this one would wait for ever.
+        if self._mutex._is_owned():  # type: ignore[attr-defined]
+            raise InvalidArgumentError(
+                "a signal handler, or a finalizer, calls the Writer during another call of the same thread",
+                hint="let the handler raise SystemExit, and close the Writer in a 'with' block or in 'finally'",
             )
 
     def _check_open(self) -> None:

@@ -14,7 +14,9 @@ from typing import Any
 import pytest
 
 import gear_data
+from gear_data.errors import InvalidArgumentError
 from gear_data.growing.folder.generations import FolderGenerations
+from gear_data.recording.journal_folder import JournalFolder
 from gear_data.storage.writing import folder_lock
 from tests.support.running.interrupts import interrupted
 
@@ -102,3 +104,22 @@ def test_an_interrupted_publication_goes_on(tmp_path: Path, monkeypatch: pytest.
         time.sleep(0.01)
     assert list(gear_data.open(tmp_path / "live").episodes["number"]) == [0]
     assert not (tmp_path / "live.journal").exists()
+
+
+def test_a_handler_that_calls_the_writer_gets_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would wait for ever for a lock of the call that it interrupts."""
+    writer, calls = gear_data.Writer(tmp_path / "live"), list[str]()
+
+    def sync(journals: JournalFolder) -> None:
+        for name in ("append", "append_batch", "end_episode", "discard", "flush", "seal", "close"):
+            with pytest.raises(InvalidArgumentError, match="a signal handler"):
+                getattr(writer, name)()
+            calls.append(name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(JournalFolder, "sync", sync)
+        writer.append(actions=1)
+        writer.end_episode(terminated=True, number=0)
+    assert len(calls) == 7
+    writer.close()
+    assert list(gear_data.open(tmp_path / "live").episodes["number"]) == [0]
