@@ -11,7 +11,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from gear_data.errors import InvalidArgumentError, NodeUnreachableError, RateLimitError
+from gear_data.errors import InvalidArgumentError, NodeUnreachableError
 from gear_data.recording.callbacks import EnvCallbacks
 from gear_data.recording.nested_values import batch_copy, copy, row_of, rows, set_row
 from gear_data.recording.step_infos import StepInfos, infos_of_environments
@@ -244,16 +244,17 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
 
 
 def _end_all(writer: Writer, end: Callable[[], None]) -> None:
-    """Ends the open episodes before the Writer closes.
+    """Ends the open episodes before the Writer closes. As `close` of the Writer, it does not wait for training.
 
     An error may be about an earlier episode or publication, or about a disk that has the episode. So `end` is called
     again, as long as that ends episodes. `close` of the Writer raises errors about refused episodes.
     """
+    writer._is_closing = True
     left: list[int] | None = None
     while True:
         try:
             return writer._past_refusals(end)
-        except (NodeUnreachableError, RateLimitError):  # it has waited long
+        except NodeUnreachableError:  # it has waited long
             raise
         except Exception:
             if (still := writer.open_episodes()) == left:

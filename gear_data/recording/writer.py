@@ -132,6 +132,8 @@ class Writer:
         place = text if is_remote(text) else absolute_path(text)  # the current folder may change
         options = SealOptions(shard_bytes, max_steps, max_bytes, evict)
         self._limiter: RateLimiter | None = None
+        #: Whether episodes end without a wait for training: the Writer closes next.
+        self._is_closing = False
         if rate_limit is not None and not is_remote(text):
             self._limiter = RateLimiter(Path(place), rate_limit, "inserted")
         self._sink = open_sink(place, options, publish_every, limited=rate_limit is not None)
@@ -422,7 +424,7 @@ class Writer:
 
     def _wait(self) -> None:
         """Waits for training. Other threads can use the Writer meanwhile."""
-        if self._limiter is not None and not self._limiter.may_go_on():
+        if self._limiter is not None and not self._is_closing and not self._limiter.may_go_on():
             if not self._limiter.has_dataset():
                 self._sink.seal()  # training may wait for the first generation
             self._limiter.wait()

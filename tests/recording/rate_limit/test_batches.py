@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import gymnasium
 import numpy as np
 import pytest
 
@@ -135,6 +136,21 @@ def test_other_threads_use_a_writer_that_waits(tmp_path: Path) -> None:
         next(training)
         waiting.join(120)
         assert writer.open_episodes() == [2]
+
+
+def test_the_end_of_a_recorded_environment_does_not_wait(tmp_path: Path) -> None:
+    """Training may have ended. `close` of the Writer does not wait, either."""
+    limit = gear_data.RateLimit(min_steps=1, samples_per_insert=1.0, error=1.0, timeout=0.05)
+    writer = gear_data.Writer(tmp_path / "live", rate_limit=limit)
+    env = gear_data.record(gymnasium.make("CartPole-v1"), writer)
+    for _ in range(2):
+        env.reset(seed=0)
+        for _ in range(3):
+            env.step(0)
+    with pytest.raises(RateLimitError):
+        env.reset()
+    env.close()
+    assert gear_data.open(tmp_path / "live").episodes["length"].to_list() == [3, 3]
 
 
 def test_training_that_waits_for_the_first_generation_gets_it(tmp_path: Path) -> None:
