@@ -136,6 +136,20 @@ def test_padded_episodes(sources: Any, tmp_path: Path) -> None:
     sources.check_dataset(tmp_path / "out", rollouts, final=True)
 
 
+def test_padded_episodes_of_transposed_arrays(tmp_path: Path) -> None:
+    """NumPy saves the transpose of [steps, episodes] as it is in memory."""
+    lengths = np.array([4, 2, 3])
+    rewards, actions = np.arange(12.0).reshape(4, 3).T, np.arange(24.0).reshape(2, 4, 3).T
+    (tmp_path / "in").mkdir()
+    for name, values in {"rewards": rewards, "actions": actions, "lengths": lengths}.items():
+        np.save(tmp_path / f"in/{name}.npy", values)
+    assert gear_data.convert(tmp_path / "in", tmp_path / "out").format == "numpy"
+    dataset = gear_data.open(tmp_path / "out")
+    for i, length in enumerate(lengths.tolist()):
+        np.testing.assert_array_equal(dataset.episode(i)["rewards"], rewards[i, :length])
+        np.testing.assert_array_equal(dataset.episode(i)["actions"], actions[i, :length])
+
+
 @pytest.mark.parametrize("files", [1, 4])
 @pytest.mark.parametrize("kind", ["flags", "lengths", "padded", "final-row", "dreamer"])
 def test_the_progress_bar_has_a_total(kind: str, files: int, sources: Any, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def is_padded(classified: ClassifiedArrays, shapes: Shapes, lengths: npt.NDArray
             f"{shapes[classified.reference]}; padded episodes must be [episodes, steps]",
             column=column,
             hint=f"describe them with --map, episodes: {{padded: [T, E, ...], lengths: {column}}}; or "
-            "transpose the arrays: np.swapaxes(array, 0, 1)",
+            "transpose the arrays: np.swapaxes(array, 0, 1).copy()",
         )
     if count != classified.rows:
         return False

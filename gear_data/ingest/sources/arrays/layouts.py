@@ -274,6 +274,8 @@ def _padded_arrays(classified: ClassifiedArrays, lengths: npt.NDArray[np.int64])
             )
         if has_final_row:
             with_final_row.add(name)
+        if array.fortran:  # the file has no rows of steps: NumPy saves a transposed array so
+            array = replace(array, values=all_values(array), fortran=False)
         columns[name] = replace(array, shape=(count * array.shape[1], *array.shape[2:]))
     numbers = np.arange(count, dtype=np.int64)
     episodes = EpisodeRanges(
