@@ -118,7 +118,8 @@ def cast_exactly(values: npt.NDArray[Any], dtype: str) -> npt.NDArray[Any] | Non
     with np.errstate(all="ignore"):
         cast = values.astype(dtype)
         exact = np.array_equal(cast.astype(values.dtype), values, equal_nan=values.dtype.kind == "f")
-    return cast if exact else None
+    # Integers wrap in both directions: -1 of int8 becomes 255 of uint8, and -1 again.
+    return cast if exact and np.array_equal(cast < 0, values < 0) else None
 
 
 def cast_values(values: npt.NDArray[Any], dtype: str, *, rounds: bool) -> npt.NDArray[Any] | None:

@@ -233,6 +233,10 @@ def test_a_dtype_is_stored_and_a_value_that_does_not_fit_is_refused(tmp_path: Pa
         columns = {"actions": {"path": "act", "dtype": dtype}}
         with pytest.raises(BadEpisodeError, match=f"holds values that do not fit {dtype}"):
             gear_data.convert(source, tmp_path / dtype, mapping={**MAPPING, "columns": columns}, progress=False)
+    signed = groups(tmp_path / "b.h5", demo_0__act=np.full((3, 2), -1, np.int8))
+    columns = {"actions": {"path": "act", "dtype": "uint8"}}
+    with pytest.raises(BadEpisodeError, match="is int8, and holds values that do not fit uint8"):
+        gear_data.convert(signed, tmp_path / "signed", mapping={**MAPPING, "columns": columns}, progress=False)
     columns = {"actions": {"path": "act", "dtype": "string"}}
     with pytest.raises(UnsupportedColumnError, match="holds float64, which cannot be stored as string"):
         gear_data.convert(source, tmp_path / "text", mapping={**MAPPING, "columns": columns}, progress=False)
