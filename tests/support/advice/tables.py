@@ -368,6 +368,17 @@ TABLES: dict[str, Advice | Scene] = {
         "convert the files of each type separately, without this column",
         merge_parts,
     ),
+    "WebDataset, a fraction after whole numbers": Advice(
+        tar(
+            *[
+                sample(i, json=b'{"episode": 0, "observations": [0.5], "actions": %s}' % (b"1", b"0.5")[i > 6])
+                for i in range(12)
+            ]
+        ),
+        CorruptSourceError,
+        "0.0 in place of 0",
+        source=lambda source: tar(*map(sample, range(12)))(source.parent),
+    ),
     "WebDataset, a pickle": Advice(
         tar(*[sample(i, pkl=pickle.dumps(1)) for i in range(12)]),
         UnsupportedColumnError,

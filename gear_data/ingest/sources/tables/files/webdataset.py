@@ -8,10 +8,11 @@ object are columns: `reward` of `000000.json`. A member without such a name has 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -44,14 +45,33 @@ def _tar_tables(file: SourceFile, model: pa.Schema | None) -> Iterator[pa.Table]
             )
     rows: list[Any] = []
     size = 0
-    for _, example in builder._generate_examples(**split):
-        rows.append(features.encode_example(example))
+    for number, (_, example) in enumerate(builder._generate_examples(**split)):
+        row = features.encode_example(example)
+        changed = next((name for name in features if _is_changed(example.get(name), row[name])), None)
+        if changed is not None:
+            raise CorruptSourceError(
+                "holds numbers that the types of the first five samples cannot hold",
+                file=file.name,
+                column=changed,
+                row=number,
+                hint="write the numbers of the first five samples as floats, too: 0.0 in place of 0",
+            )
+        rows.append(row)
         size += sum(map(_size, example.values()))
         if len(rows) >= _BLOCK_ROWS or size >= _BLOCK_BYTES:
             yield _plain_names(pa.Table.from_pylist(rows, features.arrow_schema))
             rows, size = [], 0
     if rows:
         yield _plain_names(pa.Table.from_pylist(rows, features.arrow_schema))
+
+
+def _is_changed(before: Any, after: Any) -> bool:
+    """Returns whether a number is another after `datasets` encoded it: in a column of integers it cuts fractions."""
+    if isinstance(after, dict):
+        return isinstance(before, Mapping) and any(_is_changed(before.get(key), value) for key, value in after.items())
+    if isinstance(after, list):
+        return any(_is_changed(*pair) for pair in zip(before, after, strict=False))
+    return isinstance(after, int) and isinstance(before, int | float | np.number) and bool(before != after)
 
 
 def _check_end(file: SourceFile) -> None:

@@ -87,6 +87,20 @@ def test_blocks_are_bounded_by_their_bytes(tmp_path: Path) -> None:
     assert [len(block) for block in blocks] == [4, 4, 4]
 
 
+@pytest.mark.parametrize("late", [{"reward": 0.5}, {"action": [0.5, 2]}, {"done": 2}])
+def test_numbers_that_the_first_samples_rule_out_are_refused(late: dict[str, Any], tmp_path: Path) -> None:
+    """`load_dataset` reads 0.5 as 0 there, and 2 as True."""
+    usual = {"reward": 1, "action": [1, 2], "done": False}
+    samples = [{"json": {**usual, **(late if i == 6 else {})}} for i in range(8)]
+    with pytest.raises(CorruptSourceError, match="the types of the first five samples cannot hold") as error:
+        gear_data.convert(write_samples(tmp_path / "s.tar", samples), tmp_path / "d", progress=False)
+    assert error.value.column == "json"
+    usual["done"] = True
+    source = write_samples(tmp_path / "t.tar", [{"json": {**usual, "reward": i / 2}} for i in range(8)])
+    gear_data.convert(source, tmp_path / "e", progress=False)
+    assert [episode["rewards"].item() for episode in gear_data.open(tmp_path / "e")] == [i / 2 for i in range(8)]
+
+
 def test_equal_names_keep_their_suffix(tmp_path: Path) -> None:
     source = write_samples(tmp_path / "s.tar", [{"a.txt": b"x", "a.cls": b"3"}])
     table = next(require_tables(locate(source, None)).parts(BEGIN, END)).table
