@@ -39,6 +39,8 @@ _ROOTS = ("", "storage/")
 _MAX_DEPTH = 16
 _SAVE_AGAIN = "the folder may be incomplete: download it again, or save it again with TensorDict.memmap(folder)"
 _TRAJECTORIES = ("collector.traj_ids", "traj_ids", "episode")
+#: True at the steps of trajectories that `split_trajectories` padded to [trajectories, steps].
+_MASKS = ("collector.mask", "mask")
 #: The row of a step in the replay buffer.
 _INDEX = "index"
 _NEXT = "next."
@@ -84,7 +86,7 @@ def open_(location: Location, options: SourceOptions) -> ArraySource:
         batch_shape, tree = _read_tree(location, root, meta_file)
     runs = _filled_runs(location, root, batch_shape)
     findings = _findings(location, root, tree, runs)
-    columns = _choose_columns(tree, options)
+    columns = _choose_columns(tree, options, batch_shape)
     with placed(meta_file.name):
         stored = {key: _stored_array(tree, key, batch_shape) for key in columns.keys}
     size = sum(file.size for file in location.with_suffix(".memmap"))
@@ -187,19 +189,21 @@ class _TensorColumns:
         steps: key -> canonical name of a step column.
         next_keys: canonical name -> key of the observation after a step.
         trajectory: key of the tensor that numbers trajectories, or None.
+        mask: key of the tensor that is false in the padding of trajectories, or None.
     """
 
     steps: Mapping[str, str]
     next_keys: Mapping[str, str]
     trajectory: str | None
+    mask: str | None
 
     @property
     def keys(self) -> set[str]:
         """The keys of all these tensors."""
-        return {*self.steps, *self.next_keys.values(), *([self.trajectory] if self.trajectory else [])}
+        return {*self.steps, *self.next_keys.values(), *filter(None, (self.trajectory, self.mask))}
 
 
-def _choose_columns(tree: _TensorTree, options: SourceOptions) -> _TensorColumns:
+def _choose_columns(tree: _TensorTree, options: SourceOptions, batch_shape: tuple[int, ...]) -> _TensorColumns:
     """Chooses the tensors to read.
 
     Raises UnknownNameError if the episode column does not exist.
@@ -209,6 +213,7 @@ def _choose_columns(tree: _TensorTree, options: SourceOptions) -> _TensorColumns
     if named is not None and named not in keys:
         raise unknown_name("column", named, keys)
     trajectory = named or next((name for name in _TRAJECTORIES if name in keys), None)
+    mask = next((name for name in _MASKS if _is_mask(keys, name, batch_shape)), None)
     rename = {options.episodes.end_column: DONES} if options.episodes.end_column is not None else {}
     # Root keys that have a value under `next` too.
     with_next = {key.removeprefix(_NEXT) for key in keys if key.startswith(_NEXT)}
@@ -218,7 +223,7 @@ def _choose_columns(tree: _TensorTree, options: SourceOptions) -> _TensorColumns
         root_key = key.removeprefix(_NEXT)
         name = canonical_name(root_key)
         is_outcome = name in {*SCALAR_COLUMNS, "actions"}
-        if key in (trajectory, _INDEX):
+        if key in (trajectory, mask, _INDEX):
             continue
         if key.startswith(_NEXT):
             if is_outcome or root_key not in keys:
@@ -230,10 +235,18 @@ def _choose_columns(tree: _TensorTree, options: SourceOptions) -> _TensorColumns
             rename.setdefault(key, name if name.startswith("observations") else f"observations.{name}")
         names.append(key)
     rename |= dict(options.rename or {})
-    structure = {_INDEX, *([trajectory] if trajectory else [])} & keys.keys()
+    structure = {_INDEX, *filter(None, (trajectory, mask))} & keys.keys()
     steps = choose_columns(names, replace(options, rename=rename), structure=structure)
     next_keys = {name: _NEXT + key for key, name in steps.items() if not key.startswith(_NEXT) and _NEXT + key in keys}
-    return _TensorColumns(steps, next_keys, trajectory)
+    return _TensorColumns(steps, next_keys, trajectory, mask)
+
+
+def _is_mask(tensors: Mapping[str, tuple[Any, str, tuple[int, ...]]], key: str, batch_shape: tuple[int, ...]) -> bool:
+    """Returns whether a key has one flag for each step of a batch of [trajectories, steps], and is no observation."""
+    if len(batch_shape) != 2 or key not in tensors or _NEXT + key in tensors:
+        return False
+    _, dtype, shape = tensors[key]
+    return dtype == "bool" and shape in (batch_shape, (*batch_shape, 1))
 
 
 def _stored_array(tree: _TensorTree, key: str, batch_shape: tuple[int, ...]) -> StoredArray:
@@ -308,9 +321,9 @@ def _step_arrays(
         for column, next_array in next_arrays.items():
             _refuse_steps_first(columns.steps, column, chosen[column], next_array, trajectory_steps)
     flags = [array for column, array in chosen.items() if column in END_FLAGS]
-    ids = [arrays[columns.trajectory]] if columns.trajectory else []
+    ids = [arrays[key] for key in (columns.trajectory, columns.mask) if key is not None]
     rows = len(next(iter(chosen.values())))
-    next_pairs = [] if ids else [(chosen[column], next_array) for column, next_array in next_arrays.items()]
+    next_pairs = [(chosen[column], after) for column, after in next_arrays.items() if columns.trajectory is None]
     if not (flags or ids or next_pairs or trajectory_steps):
         raise UnknownFormatError(
             "nothing says where episodes end: there is no ('next', 'done'), no trajectory number, no next observation",
@@ -324,9 +337,16 @@ def _step_arrays(
             lengths = np.diff(np.union1d(np.cumsum(lengths), edges), prepend=0).astype(np.int64)
         starts = offsets_of(lengths)[:-1]
         facts = {}
+        findings: tuple[Finding, ...] = ()
+        if columns.mask is not None:
+            is_step = values_at(arrays[columns.mask], starts).reshape(-1)
+            starts, lengths = starts[is_step], lengths[is_step]
+        if padding := rows - int(lengths.sum()):
+            message = "rows that pad trajectories to one length; left out"
+            findings = (Finding("padding-left-out", message, padding, name, column=columns.mask),)
         if columns.trajectory:
             facts[columns.trajectory] = values_at(ids[0], starts).reshape(-1).tolist()
-        return EpisodeRanges(lengths, starts, facts=facts)
+        return EpisodeRanges(lengths, starts, facts=facts, findings=findings)
 
     sources = {column: key for key, column in columns.steps.items()}
     return StepArrays(name, rows, chosen, sources, locate, next_arrays=next_arrays, seekable=True)

@@ -82,6 +82,24 @@ def test_trajectories_below_each_other(sources: Any, tmp_path: Path) -> None:
     sources.check_dataset(tmp_path / "out", expected, final=True)
 
 
+@pytest.mark.parametrize("in_collector", [True, False])
+def test_padding_of_trajectories_is_left_out(in_collector: bool, sources: Any, tmp_path: Path) -> None:
+    """`split_trajectories` and collectors pad trajectories with zeros, and add a mask."""
+    rollouts = sources.make_rollouts()
+    unended = rollouts[1].with_columns(truncated=np.zeros(len(rollouts[1]), bool))
+    data = ted([rollouts[0], unended, *rollouts[2:]])
+    if not in_collector:
+        data = data.exclude("collector")
+    data[("collector", "mask") if in_collector else "mask"] = torch.ones(len(data), dtype=torch.bool)
+    longest = max(map(len, rollouts))
+    parts = data.split([len(r) for r in rollouts], 0)
+    padded = torch.stack([tensordict.pad(part, [0, longest - len(part)]) for part in parts], 0)
+    padded.contiguous().memmap(tmp_path / "in")
+    report = gear_data.convert(tmp_path / "in", tmp_path / "out")
+    sources.check_dataset(tmp_path / "out", rollouts, final=True)
+    assert "padding-left-out" in warning_codes(report)
+
+
 def test_several_observations(sources: Any, tmp_path: Path) -> None:
     rollouts = sources.make_rollouts(4)
     data = ted(rollouts)
