@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -33,8 +32,9 @@ class ProcessState:
     def __init__(self) -> None:
         self.cache = FrameCache()
         self._lock = fork_safe_lock()
-        #: Parameters of a decoder -> idle decoders. Those used last are at the end.
-        self._idle: OrderedDict[Hashable, list[Decoder]] = OrderedDict()
+        #: Parameters of a decoder -> idle decoders. Those used last are at the end. No OrderedDict: iterating one
+        #: hashes keys, and takes an interrupt that arrives in Python code of a hash for a missing key.
+        self._idle: dict[Hashable, list[Decoder]] = {}
         self._executors: dict[int, ThreadPoolExecutor] = {}
         #: Groups that a thread decodes now.
         self._groups: dict[Hashable, threading.Event] = {}
@@ -56,11 +56,10 @@ class ProcessState:
         # They are freed when the lock is free again.
         dropped: list[Decoder] = []
         with self._lock:
-            self._idle.setdefault(parameters, []).append(decoder)
-            self._idle.move_to_end(parameters)
+            self._idle[parameters] = [*self._idle.pop(parameters, ()), decoder]
             excess = sum(map(len, self._idle.values())) - _IDLE_DECODERS * threads
             while excess > 0:
-                _, oldest = self._idle.popitem(last=False)
+                oldest = self._idle.pop(next(iter(self._idle)))
                 dropped += oldest
                 excess -= len(oldest)
 

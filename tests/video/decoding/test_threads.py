@@ -3,11 +3,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
+from typing import Any
 
 import pytest
 
 from gear_data.video.decoding.frame_reader import run_all
+from gear_data.video.decoding.process_state import ProcessState
 
 
 @pytest.fixture
@@ -70,3 +73,30 @@ def test_an_interrupt_ends_the_call_when_no_task_runs_any_more(executor: ThreadP
     count = len(later)
     executor.submit(int).result(120)
     assert len(later) == count
+
+
+class Parameters:
+    """Parameters of a decoder in whose hash an interrupt arrives, after some calls."""
+
+    def __init__(self) -> None:
+        self.calls_left: int | None = None
+
+    def __hash__(self) -> int:
+        if self.calls_left is not None:
+            self.calls_left -= 1
+            if self.calls_left < 0:
+                raise KeyboardInterrupt
+        return 1
+
+
+@pytest.mark.parametrize("calls", range(6))
+def test_an_interrupt_in_a_hash_is_not_taken_for_a_missing_key(calls: int) -> None:
+    state, parameters = ProcessState(), Parameters()
+    decoders: list[Any] = [object() for _ in range(3)]
+    state.give_back(parameters, decoders[0], threads=1)
+    parameters.calls_left = calls
+    with suppress(KeyboardInterrupt):
+        state.give_back(parameters, decoders[1], threads=1)
+    parameters.calls_left = None
+    state.give_back(parameters, decoders[2], threads=1)
+    assert state.take_decoder(parameters) is decoders[2]
