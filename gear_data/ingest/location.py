@@ -395,8 +395,6 @@ def _remote(url: str) -> Location:
         found = with_retries(lambda: _listed_files(filesystem, root), "be listed", url, MANY)
     except FileNotFoundError:
         found = {}
-    # Consoles of object stores make empty objects that stand for folders.
-    found = {path: info for path, info in found.items() if not path.endswith("/")}
     if not found:
         raise SourceNotFoundError("no such file or folder", file=url, hint="check the URL, and whether you may read it")
     folder = root not in found
