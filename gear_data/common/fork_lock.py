@@ -6,10 +6,8 @@ A child process has only the thread that forked, so no other thread could releas
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import weakref
-from functools import cached_property
 
 #: Not a `WeakSet`: it runs Python code when a lock dies, and an interrupt in such code is lost.
 _locks: list[weakref.ref[threading.Lock]] = []
@@ -44,19 +42,4 @@ def _after_fork() -> None:
     _registering.release()
 
 
-def _free_cached_properties() -> None:
-    """Gives the package's cached properties new locks.
-
-    In Python 3.11 each has a lock, for all objects. A thread may have held it while it computed a value.
-    """
-    for name, module in list(sys.modules.items()):
-        if module is not None and name.partition(".")[0] == "gear_data":
-            classes = [value for value in vars(module).values() if isinstance(value, type) and value.__module__ == name]
-            for each in (value for of_class in classes for value in vars(of_class).values()):
-                if isinstance(each, cached_property):
-                    each.lock = threading.RLock()  # type: ignore[attr-defined]
-
-
 os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
-if sys.version_info < (3, 12):
-    os.register_at_fork(after_in_child=_free_cached_properties)
