@@ -106,8 +106,9 @@ def _divided(client: ShardClient, column: int, shard: int, first: int, last: int
     known = entry.variable[client.manifest.schema.columns[column].name]
     # The client takes a row of any shard for an average row of the dataset.
     row_bytes = max(client.row_bytes[column], OFFSET_BYTES + known.bytes // max(1, entry.steps))
-    step = max(1, _SPAN_BYTES // row_bytes)
-    return [(shard, start, max(0, min(step, last - start))) for start in range(first, max(last, first + 1), step)]
+    starts, counts = _spans(first, last, max(1, _SPAN_BYTES // row_bytes))
+    spans = zip(starts.tolist(), counts.tolist(), strict=True)
+    return [(shard, start, count) for start, count in spans] or [(shard, first, 0)]
 
 
 class ClusterShards:
