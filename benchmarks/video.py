@@ -11,6 +11,9 @@ over the rounds.
 batches, with the start of workers. *Warm*: samples per second after that. The caches that a contender has are as they
 are: gear-data keeps 256 MiB of decoded frames, and LeRobot its open decoders.
 
+The contenders of gear-data say how many threads decode. With one thread, batches are built when the loop asks for them,
+and with two, up to two batches ahead; `ahead` and `inline` say where it is the other way.
+
 Ratios are of the same round. `float32` is what LeRobot gives: [B, T, 3, H, W] from 0 to 1. `busy` is the process's
 processor time divided by the time of its decoding threads. `plain decoding` reads the files from begin to end in one
 thread, without batches: the limit, in frames per second.
@@ -58,7 +61,12 @@ _OURS = {
     "gear, 1 thread, uint8": ("--threads", "1", "--prefetch", "0"),
     "gear, 2 threads, float32": ("--threads", "2", "--prefetch", "2", "--preset", "lerobot"),
     "gear, 2 threads, uint8": ("--threads", "2", "--prefetch", "2"),
+    "gear, 1 thread, ahead, uint8": ("--threads", "1", "--prefetch", "2"),
+    "gear, 2 threads, inline, uint8": ("--threads", "2", "--prefetch", "0"),
 }
+#: On two cores, the default number of threads and of batches that are built ahead, and the other settings.
+DEFAULT = "gear, 2 threads, uint8"
+OTHERS = ("gear, 1 thread, uint8", "gear, 1 thread, ahead, uint8", "gear, 2 threads, inline, uint8")
 CONTENDERS = (
     *(Contender(name, name, "gear_frames.py", "dataset", arguments=each) for name, each in _OURS.items()),
     *(
@@ -138,7 +146,7 @@ def measure(contender: Contender, folder: Path, resize: int, args: argparse.Name
 def compile_kernels(folder: Path, args: argparse.Namespace) -> None:
     """Draws a batch of each kind, so that no measurement compiles kernels. They are kept on disk."""
     for contender in CONTENDERS:
-        if contender.name.startswith("gear, 1 thread"):
+        if contender.name in ("gear, 1 thread, float32", "gear, 1 thread, uint8"):
             progress(f"compiling: {contender.title}")
             process = start(contender, folder, 0, args)
             try:
@@ -200,7 +208,9 @@ def judge(rows: Sequence[Mapping[str, Any]], codec: str, resize: int) -> list[di
             (f"1 thread, {dtype}, to LeRobot's best in process", ratio(one, lerobot[0]), IN_PROCESS),
             (f"2 threads, {dtype}, to LeRobot's best with 2 workers", ratio(two, lerobot[2]), WITH_WORKERS),
         ]
-    row = next(row for row in rows if row["name"] == "gear, 2 threads, uint8")
+    default, others = rates(rows, DEFAULT, "warm"), best(rows, OTHERS, "warm")
+    found.append(("2 threads, prefetch=2, uint8: to the best of the other three", ratio(default, others), 1.0))
+    row = next(row for row in rows if row["name"] == DEFAULT)
     busy = [each["warm"]["cpu_seconds"] / (2 * each["warm"]["seconds"]) for each in row["rounds"]]
     found.append(("2 threads, uint8: share of time that decoding threads are busy", ratio(busy, [1] * len(busy)), BUSY))
     target = OF_PLAIN if CODECS[codec].group == 2 and not resize else None
@@ -237,7 +247,7 @@ def verdict(found: Mapping[str, Any]) -> str:
 
 def leak(folder: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns the memory of gear-data after more and more batches."""
-    contender = next(each for each in CONTENDERS if each.name == "gear, 2 threads, uint8")
+    contender = next(each for each in CONTENDERS if each.name == DEFAULT)
     process = start(contender, folder, 0, args)
     found, drawn = [], 0
     try:

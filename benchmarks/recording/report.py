@@ -12,10 +12,12 @@ from recording.contenders import OURS, REVERB, TOGETHER
 
 #: gear-data's steps per second divided by Reverb's, in batches of environments.
 OF_REVERB = 5.0
+#: The same with frames and the finish.
+FINISHED_FRAMES = 1.2
 #: Microseconds of `append_batch` for each step.
 STEP_US = 5.0
 #: Batches per second beside a writer, divided by those without one.
-KEPT = 0.8
+KEPT = 0.85
 
 Row = Mapping[str, Any]
 
@@ -106,10 +108,10 @@ def notes(rows: Sequence[Row]) -> str:
     return "\n".join(lines.values())
 
 
-def rates(rows: Sequence[Row], name: str) -> list[float]:
-    """Returns a contender's steps per second in batches, in each round; empty if it failed."""
+def rates(rows: Sequence[Row], name: str, rate: Callable[[Row], float] = steps_per_second) -> list[float]:
+    """Returns a contender's rate in batches of environments, in each round; empty if it failed."""
     row = next((row for row in rows if row["name"] == name), {"failure": "left out"})
-    return [] if "failure" in row else [steps_per_second(each["batches"]) for each in row["rounds"]]
+    return [] if "failure" in row else [rate(each["batches"]) for each in row["rounds"]]
 
 
 def _ratio(ours: Sequence[float], theirs: Sequence[Sequence[float]]) -> float | None:
@@ -121,10 +123,7 @@ def _ratio(ours: Sequence[float], theirs: Sequence[Sequence[float]]) -> float | 
 
 
 def judge_insertion(shape: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Returns the figures of gear-data that have a target, for one shape of steps.
-
-    Only steps as small as Hopper's have targets.
-    """
+    """Returns the figures of gear-data for one shape of steps. Those with the finish have a target for frames only."""
     ours = rates(rows, OURS)
     small = shape == "hopper"
     per_step = 1e6 / statistics.median(ours) if ours else None
@@ -142,6 +141,11 @@ def judge_insertion(shape: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
             "what": f'{shape}, batches, durability="os": us a step',
             "value": per_step,
             "most": STEP_US if small else None,
+        },
+        {
+            "what": f'{shape}, batches, durability="os", with the finish: steps/s to that Reverb',
+            "value": _ratio(rates(rows, OURS, with_finish), [rates(rows, name, with_finish) for name in REVERB]),
+            "least": None if small else FINISHED_FRAMES,
         },
     ]
 
