@@ -27,10 +27,10 @@ from gear_data.storage.statistics import ColumnStatistics, StatisticsRecord, sta
 from gear_data.storage.variable_columns import OFFSET_BYTES, VariableBuffers
 from gear_data.video.index_tables import TABLE_FILES
 
-#: Newest known version. A dataset has the lowest version that reads it: 5 if it has depth videos, which older versions
-#: would read as RGB, 4 if it has video files without checksums, 3 if its columns were edited (see `ShardEntry.names`),
-#: 2 if it has a step mask, which version 1 would ignore, else 1.
-FORMAT_VERSION = 5
+#: Newest known version. A dataset has the lowest version that reads it: 6 if it has unindexed video files, 5 if it has
+#: depth videos, which older versions would read as RGB, 4 if it has video files without checksums, 3 if its columns
+#: were edited (see `ShardEntry.names`), 2 if it has a step mask, which version 1 would ignore, else 1.
+FORMAT_VERSION = 6
 MANIFEST_NAME = "manifest.json"
 #: The table of the steps that windows may use, and its file.
 STEP_MASK, STEP_MASK_FILE = "step_mask", "step_mask.arrow"
@@ -248,10 +248,13 @@ class Manifest:
 
     @property
     def _version(self) -> int:
+        videos = self.provenance.get("videos")
+        facts = videos if isinstance(videos, Mapping) else {}
+        if facts.get("unindexed"):
+            return 6
         if any(camera.depth is not None for camera in self.schema.videos):
             return 5
-        videos = self.provenance.get("videos")
-        if isinstance(videos, Mapping) and videos.get("unread"):
+        if facts.get("unread"):
             return 4
         if any(shard.names is not None or shard.added for shard in self.shards):
             return 3

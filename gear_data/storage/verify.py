@@ -39,6 +39,7 @@ from gear_data.storage.episode_tables import content_bytes, read_episodes, read_
 from gear_data.storage.manifest import REPAIR, STEP_MASK, FileEntry, Manifest, ShardEntry, fingerprint
 from gear_data.storage.recomputation import Difference, Recomputation
 from gear_data.storage.videos.checks import stored_segments, video_checks
+from gear_data.storage.videos.stored_packets import video_index
 from gear_data.video.index_tables import FILES_TABLE, PACKETS_TABLE, VideoIndex
 
 #: Remedy for a damaged table. `repair` writes only shards.
@@ -162,7 +163,7 @@ def _checks(
             else:
                 table = read_table(path, entry.checksum)
         if name == PACKETS_TABLE and FILES_TABLE in tables:
-            indexes.append(VideoIndex(tables[FILES_TABLE], table, str(files.location)))
+            indexes.append(video_index(files, tables[FILES_TABLE], table))
         tables[name] = table
 
     def check_shard(index: int, shard: ShardEntry) -> None:

@@ -9,6 +9,9 @@ import numpy.typing as npt
 
 from gear_data.video.file_index import VideoFile
 
+#: Frames by which a declared time may differ from that of a frame. Metadata rounds times, or adds them up.
+_EXACT = 0.01
+
 
 @dataclass(frozen=True, eq=False)
 class DeclaredPlaces:
@@ -41,6 +44,19 @@ def frame_ranges(video: VideoFile, places: DeclaredPlaces) -> npt.NDArray[np.int
     known = np.where(first < 0, video.num_frames, first)
     following = np.minimum.accumulate(np.append(known, video.num_frames)[::-1])[::-1][1:]
     return np.column_stack([first, following])
+
+
+def declared_ranges(places: DeclaredPlaces) -> npt.NDArray[np.int64] | None:
+    """Returns what `frame_ranges` returns of a file with these frames; None if the metadata does not say it alone.
+
+    It does if the numbers of frames and the times agree, from the file's beginning on.
+    """
+    frames, fps = places.frames, places.fps
+    if fps is None or (frames < 1).any():
+        return None
+    stop = np.cumsum(frames)
+    exact = np.abs(places.start * fps - (stop - frames)) <= _EXACT
+    return np.column_stack([stop - frames, stop]) if exact.all() else None
 
 
 def _first_frames(video: VideoFile, places: DeclaredPlaces) -> npt.NDArray[np.int64]:

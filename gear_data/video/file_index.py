@@ -38,6 +38,12 @@ class Packets:
         return len(self.pts)
 
 
+#: The packets of a file whose index was not read.
+NO_PACKETS = Packets(
+    np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, np.int32), np.empty(0, np.uint8), np.empty(0, np.uint64)
+)
+
+
 @dataclass(frozen=True)
 class ColorProperties:
     """Colours of a frame's numbers: FFmpeg's constants in the container.

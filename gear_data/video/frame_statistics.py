@@ -72,6 +72,7 @@ def _frames(
     first = segments.first_frame[episodes]
     file, frame = segments.file[episodes], first + steps - (ends - lengths)[episodes]
     if snap:
+        index.load(file)
         for number in np.unique(file).tolist():
             rows = file == number
             frame[rows] = np.maximum(_key_frames(index, number)[frame[rows]], first[rows])

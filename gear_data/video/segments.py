@@ -74,7 +74,9 @@ def segment_digests(segments: VideoSegments, lengths: npt.NDArray[np.int64], ind
     """Returns a hash of the encoded frames of each episode, 16 bytes each.
 
     It covers the codec and its parameters, the packets of all groups that the episode's frames need, and where the
-    episode begins in them. It does not depend on files: the same packets in another file give the same hash.
+    episode begins in them. It does not depend on files: the same packets in another file give the same hash. The
+    packets of an unindexed file are not known: the hash covers the name of the file's contents, and the episode's
+    frames.
 
     Args:
         segments: the episodes.
@@ -85,6 +87,9 @@ def segment_digests(segments: VideoSegments, lengths: npt.NDArray[np.int64], ind
     for number, first, length in zip(
         segments.file.tolist(), segments.first_frame.tolist(), lengths.tolist(), strict=True
     ):
+        if index.unindexed[number]:
+            result.append(xxhash.xxh3_128_digest(f"{index.listed(number).checksum} {first} {length}".encode()))
+            continue
         video, groups = index.file(number), index.groups(number)
         frames = slice(first, first + length)
         owners, leading = groups.group[frames], groups.leading[frames]

@@ -25,7 +25,6 @@ from gear_data.selection.windows import Int64Array, Windows
 from gear_data.video.decoding.decoder import NoPlanesError
 from gear_data.video.decoding.jobs import frame_ranges
 from gear_data.video.decoding.targets import FrameTarget, RgbFrames, YuvFrames
-from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import ByteRange, FetchingPackets
 from gear_data.video.segments import VideoSegments
 
@@ -34,6 +33,8 @@ _log = logging.getLogger(__name__)
 
 #: Batches after a batch whose bytes are fetched from URLs, as far as a limit of bytes allows it.
 _FETCHED_BATCHES = 32
+#: Most batches of them with files whose indexes are not on this machine yet.
+_INDEXED_BATCHES = 4
 
 
 @dataclass(frozen=True)
@@ -177,15 +178,29 @@ class CameraCollector:
         for dataset, store in self._stores.items():
             packets = store.videos.packets
             if isinstance(packets, FetchingPackets):
-                now = _ranges(store.videos.index, [each for each in wanted if each.dataset == dataset])
+                index, own = store.videos.index, [each for each in wanted if each.dataset == dataset]
+                index.load(np.concatenate([np.empty(0, np.int64), *(each.file for each in own)]))
+                now = [found for each in own for found in frame_ranges(index, each.file, each.frame)]
                 packets.fetch(now, partial(self._later_ranges, step, dataset))
 
     def _later_ranges(self, step: int, dataset: int) -> Iterator[list[ByteRange]]:
-        """Yields the ranges of bytes of a dataset that each of the batches after a step needs."""
+        """Yields the ranges of bytes of a dataset that each of the batches after a step needs.
+
+        Those of a file whose index is not on this machine are left out. Its index is read meanwhile.
+        """
+        index, unindexed = self._stores[dataset].videos.index, 0
         for coming in () if self._ahead is None else self._ahead.after(step, _FETCHED_BATCHES):
             requests = [each for number in range(len(self._cameras)) for each in self._requests(number, *coming, None)]
-            index = self._stores[dataset].videos.index
-            yield _ranges(index, [each for each in requests if each.dataset == dataset])
+            own = [each for each in requests if each.dataset == dataset]
+            known = [index.expect(each.file) for each in own]
+            yield [
+                found
+                for each, here in zip(own, known, strict=True)
+                for found in frame_ranges(index, each.file[here], each.frame[here])
+            ]
+            unindexed += not all(here.all() for here in known)
+            if unindexed == _INDEXED_BATCHES:
+                return
 
     def _segments(self, dataset: int, camera: str) -> VideoSegments:
         return self._stores[dataset].videos.segments[self._components[dataset].stored_name(camera)]
@@ -315,11 +330,6 @@ def _hint(wanted: FrameRequests, ahead: Sequence[FrameRequests]) -> tuple[Int64A
     """Returns file and frame of each request for a dataset that comes next."""
     later = [each for each in ahead if each.dataset == wanted.dataset]
     return (np.concatenate([e.file for e in later]), np.concatenate([e.frame for e in later])) if later else None
-
-
-def _ranges(index: VideoIndex, requests: Sequence[FrameRequests]) -> list[ByteRange]:
-    """Returns the ranges of bytes that some frames need."""
-    return [found for each in requests for found in frame_ranges(index, each.file, each.frame)]
 
 
 def _frame_steps(output: Output, windows: Windows, totals: Int64Array, hops: Int64Array) -> Int64Array:

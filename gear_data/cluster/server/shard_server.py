@@ -303,7 +303,7 @@ class ShardServer:
         for file, first, last in ranges:
             if not 0 <= file < len(index):
                 raise NodeRefusedError(f"has no video file {file}; it has {len(index)}")
-            if not 0 <= first <= last <= index.file(file).size:
+            if not 0 <= first <= last <= index.listed(file).size:
                 raise NodeRefusedError(f"has no bytes {first} to {last} of video file {file}")
         if sum(last - first for _, first, last in ranges) > MESSAGE_BYTES:
             raise NodeRefusedError(f"received a request for more than {MESSAGE_BYTES >> 20} MiB of videos at once")

@@ -60,6 +60,7 @@ def _source_file(location: str, file: str, size: int) -> SourceFile:
 
 def video_times(segments: VideoSegments, index: VideoIndex) -> VideoTimes:
     """Returns the times at which the episodes begin in their files."""
+    index.load(segments.file)
     pairs = list(zip(segments.file.tolist(), segments.first_frame.tolist(), strict=True))
     return VideoTimes(
         segments.file,

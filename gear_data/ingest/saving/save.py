@@ -27,9 +27,9 @@ from gear_data.storage.episode_tables import StepFlags, content_bytes, join_epis
 from gear_data.storage.identity import dataset_identity
 from gear_data.storage.manifest import STEP_MASK, STEP_MASK_FILE, Manifest, fingerprint
 from gear_data.storage.statistics import ColumnStatistics
+from gear_data.storage.videos.stored_packets import video_index
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.staging import with_new_ids, write_table
-from gear_data.video.index_tables import VideoIndex
 
 #: The format in the provenance of a saved view.
 FORMAT = "view"
@@ -155,7 +155,7 @@ def _videos(
     left, episodes = without_unused(videos, episodes, cameras)
     if left is None:
         return LinkedVideos({}, None), {}, episodes
-    index = VideoIndex(left.files, left.packets, view.name)
+    index = video_index(view.files, left.files, left.packets)
     files = source_of_videos(view.files, view.manifest, index, episodes).files
     shareable = not view.name.startswith("memory:")
     statistics = sampled_statistics(cameras, index, files, episodes, findings, shareable=shareable)

@@ -21,7 +21,7 @@ from gear_data.storage.videos.mapped import is_kept
 from gear_data.storage.writing.file_store import LocalFileStore
 from gear_data.storage.writing.placing import place
 from gear_data.storage.writing.staging import write_table
-from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_TABLE, files_fact
+from gear_data.video.index_tables import FILES_SCHEMA, FILES_TABLE, PACKETS_TABLE, files_fact, packet_counts
 from gear_data.video.segments import segment_columns
 
 
@@ -155,7 +155,7 @@ def without_unused(
     used = np.zeros(len(videos.files), np.bool_)
     for camera in cameras:
         used[episodes.column(segment_columns(camera.name)[0]).to_numpy()] = True
-    packets = np.repeat(used, videos.files.column("packets").to_numpy())
+    packets = np.repeat(used, packet_counts(videos.files))
     left = DraftVideos(videos.files.filter(pa.array(used)), videos.packets.filter(pa.array(packets)).combine_chunks())
     return left, with_file_numbers(episodes, cameras, np.cumsum(used) - 1)
 

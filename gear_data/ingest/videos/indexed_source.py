@@ -15,7 +15,7 @@ from gear_data.ingest.videos.staged_index import StagedVideos, read_staged_video
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
 from gear_data.storage.episode_block import EpisodeBlock
 from gear_data.storage.writing.file_store import FileStore
-from gear_data.video.declared_places import frame_ranges, nearest_frame
+from gear_data.video.declared_places import declared_ranges, frame_ranges, nearest_frame
 from gear_data.video.file_index import VideoFile
 from gear_data.video.segments import VideoSegments, segment_digests
 
@@ -109,7 +109,6 @@ class IndexedSource(MappedSource):
                 clips.problems[episode] = f"its video {name} {reason}"
                 continue
             row = staged.rows[number]
-            video = staged.index.file(row)
             first, last = self._frames(number, place, start)
             clips.file[episode], clips.first_frame[episode] = row, max(first, 0)
             if first < 0:
@@ -118,9 +117,11 @@ class IndexedSource(MappedSource):
                     "number of frames per second, and it has not as many frames as its episodes"
                 )
                 continue
-            clips.problems[episode] = self._problem(spec, video, name, (first, last), lengths[episode])
-            distance = abs(float(video.times[first]) - start)
-            if distance > _TOLERANCE and clips.problems[episode] is None:
+            clips.problems[episode] = self._problem(spec, row, name, (first, last), lengths[episode])
+            if staged.index.unindexed[row] or clips.problems[episode] is not None:
+                continue
+            distance = abs(float(staged.index.file(row).times[first]) - start)
+            if distance > _TOLERANCE:
                 message = (
                     f"an episode should begin at {start:.6g} s, and its first frame, the nearest or by its number, is "
                     f"{distance:.2g} s away"
@@ -136,18 +137,18 @@ class IndexedSource(MappedSource):
             place: number of the episode among the declared places of the file, if there are any.
             start: the time of the first frame in seconds.
         """
-        video, places = self.staged.index.file(self.staged.rows[number]), self.videos.declared[number].places
+        index, row, places = self.staged.index, self.staged.rows[number], self.videos.declared[number].places
         if places is None:
-            return nearest_frame(video, start)[0], video.num_frames
+            return nearest_frame(index.file(row), start)[0], index.file(row).num_frames
         if number not in self._ranges:
-            self._ranges = {number: frame_ranges(video, places)}
+            ranges = declared_ranges(places) if index.unindexed[row] else None
+            self._ranges = {number: frame_ranges(index.file(row), places) if ranges is None else ranges}
         first, last = self._ranges[number][place].tolist()
         return first, last
 
-    def _problem(
-        self, spec: ColumnSpec, video: VideoFile, name: str, frames: tuple[int, int], length: int
-    ) -> str | None:
-        """Returns why an episode cannot have its frames of a file; None if it can."""
+    def _problem(self, spec: ColumnSpec, row: int, name: str, frames: tuple[int, int], length: int) -> str | None:
+        """Returns why an episode cannot have its frames of a file of the index; None if it can."""
+        video = self.staged.index.listed(row)
         if self._one_size and (video.height, video.width) != spec.shape[:2]:
             return (
                 f"its video {name} has frames of {video.height} x {video.width}, and the camera's first file has "
@@ -155,7 +156,8 @@ class IndexedSource(MappedSource):
             )
         first, last = frames
         if last - first < length:
-            end = "from its start on" if last == video.num_frames else "before the next episode begins"
+            is_last = last == self.staged.index.frame_counts[row]
+            end = "from its start on" if is_last else "before the next episode begins"
             return f"its video {name} has {last - first} frames {end}, and the episode has {length} steps"
         return None
 

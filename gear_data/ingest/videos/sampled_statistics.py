@@ -25,12 +25,11 @@ from gear_data.ingest.source import EpisodeSource
 from gear_data.ingest.videos.decoded_videos import SourcePackets, indexed_files
 from gear_data.ingest.videos.indexed_source import IndexedSource
 from gear_data.schema import ColumnSpec
-from gear_data.storage.episode_block import offsets_of
 from gear_data.storage.statistics import ColumnStatistics
 from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.frame_statistics import FrameSample, choose_sample, count_values, frame_statistics
-from gear_data.video.index_tables import VideoIndex
+from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.indexing.worker_process import WorkerEndedError, WorkerProcess
 from gear_data.video.memory_limit import limit_memory
 from gear_data.video.segments import VideoSegments, segment_columns
@@ -57,7 +56,7 @@ def camera_statistics(
     if not isinstance(source, IndexedSource):
         return {}
     index, files = source.staged.index, indexed_files(source)
-    if not all(index.file(number).was_read for number in range(len(index))):
+    if not all(index.listed(number).was_read for number in range(len(index))):
         for spec in source.videos.columns:
             message = "the video files were not read, only their indexes; the camera has no statistics"
             findings.add(Finding("video-statistics-left-out", message, column=spec.name))
@@ -117,9 +116,8 @@ class _Needed:
     def of(index: VideoIndex, files: Sequence[SourceFile], sample: FrameSample, *, depth: bool = False) -> _Needed:
         """Returns the part of an index and of its files that a sample needs."""
         numbers, places = np.unique(sample.file, return_inverse=True)
-        starts = offsets_of(index.files.column("packets").to_numpy())
-        packets = [index.packets.slice(starts[i], starts[i + 1] - starts[i]) for i in numbers.tolist()]
-        tables = index.files.take(numbers), pa.concat_tables(packets)
+        index.load(numbers)
+        tables = index_tables([index.file(number) for number in numbers.tolist()])
         sample = FrameSample(places.astype(np.int64), sample.frame)
         return _Needed(tables, [files[i] for i in numbers.tolist()], sample, depth)
 

@@ -11,22 +11,25 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from gear_data.common.private_folder import scratch_folder
 from gear_data.common.progress import progress_bar
 from gear_data.errors import GearError, ResumeError
 from gear_data.ingest.findings.log import FindingLog
-from gear_data.ingest.findings.video_files import video_findings
+from gear_data.ingest.findings.video_files import DeclaredVideo, video_findings
 from gear_data.ingest.location import SourceFile
 from gear_data.ingest.source import SourceVideos
-from gear_data.ingest.videos.file_parts import fetch_index
 from gear_data.ingest.videos.placing import kept_names, linked_name, place
 from gear_data.ingest.videos.storage_options import KEEP
 from gear_data.storage.arrow_files import write_ipc
 from gear_data.storage.atomic import checksum, typed_write_errors
+from gear_data.storage.remote.range_reader import RangeReader
+from gear_data.storage.videos.file_parts import fetch_index
 from gear_data.storage.writing.file_store import FileStore
 from gear_data.storage.writing.progress_files import (
     PROGRESS,
@@ -35,7 +38,8 @@ from gear_data.storage.writing.progress_files import (
     read_progress_table,
     write_progress_file,
 )
-from gear_data.video.file_index import VideoFile
+from gear_data.video.declared_places import declared_ranges
+from gear_data.video.file_index import NO_PACKETS, VideoFile
 from gear_data.video.index_tables import (
     FILES_SCHEMA,
     FILES_TABLE,
@@ -50,6 +54,10 @@ from gear_data.video.indexing.indexer import index_files
 _PART_FILES, _PART_BYTES = 64, 256 << 20
 #: Files at URLs that are fetched at once, in parts and whole.
 _IN_PARTS, _WHOLE = 32, 4
+#: Frames by which the frames of a camera's first file may differ from the declared rate.
+_LATE_FRAMES = 0.25
+#: 30000 / 1001 frames per second have the denominator 1001.
+_LARGEST_DENOMINATOR = 10**6
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,13 +109,14 @@ def stage_videos(
     numbers = [number for part in missing.values() for number in part]
     total = sum(videos.files[number].size for number in numbers)
     with progress_bar(total, "videos", "B", progress) as bar, scratch_folder() as folder:
-        indexed = _indexed([videos.files[number] for number in numbers], folder, jobs, whole)
+        known = {} if whole else _known_files(videos, numbers, folder, jobs)
+        indexed = _indexed([videos.files[number] for number in numbers if number not in known], folder, jobs, whole)
         for each, part in missing.items():
             found: dict[int, VideoFile] = {}
             problems: dict[int, str] = {}
             for number in part:
-                path, result = next(indexed)
                 file = videos.files[number]
+                path, result = (Path(file.path), known[number]) if number in known else next(indexed)
                 if isinstance(result, GearError):
                     problems[number] = result.message
                 elif result.was_read and videos.declared[number].checksum not in (None, result.checksum):
@@ -117,14 +126,81 @@ def stage_videos(
                     found[number] = replace(result, file=names[number])
                 else:
                     found[number] = replace(result, file=linked_name(file))
-                if file.filesystem is not None:
+                if file.filesystem is not None and number not in known:
                     path.unlink(missing_ok=True)
                 bar.update(file.size)
-            _write_part(store, each, found, problems)
+            _write_part(store, each, found, problems, videos)
     staged = read_staged_videos(store, videos)
     for number, declared in enumerate(videos.declared):
-        if number in staged.rows:
+        if number in staged.rows and not staged.index.unindexed[staged.rows[number]]:
             findings.extend(video_findings(staged.index.file(staged.rows[number]), declared))
+
+
+def _known_files(
+    videos: SourceVideos, numbers: Sequence[int], folder: Path, jobs: int
+) -> dict[int, VideoFile | GearError]:
+    """Returns the files whose indexes are read when a frame is first wanted, and the first files of their cameras.
+
+    The former are files at URLs whose servers have names for their contents, and of which metadata says which frames
+    the episodes have. They are as the first file of their camera, which is indexed now: it must have a separate index,
+    and the declared rate.
+
+    Args:
+        videos: the cameras of the source.
+        numbers: the files that are not indexed yet.
+        folder: for temporary files.
+        jobs: number of processes that index files.
+
+    Returns:
+        Number of a file -> the file, without packets if its index is read later; or the error of a first file.
+    """
+    first: dict[str, int] = {}
+    for number, declared in enumerate(videos.declared):
+        first.setdefault(declared.camera, number)
+    late = [each for each in numbers if each not in first.values() and _is_placed(videos, each)]
+    firsts = sorted({first[videos.declared[number].camera] for number in late})
+    result: dict[int, VideoFile | GearError] = {}
+    for number, (path, found) in zip(
+        firsts, _indexed([videos.files[each] for each in firsts], folder, jobs, whole=False), strict=True
+    ):
+        result[number] = found
+        path.unlink(missing_ok=True)
+    for number in late:
+        declared, file = videos.declared[number], videos.files[number]
+        camera = result[first[declared.camera]]
+        if isinstance(camera, VideoFile) and not camera.was_read and _has_rate(camera, declared):
+            result[number] = replace(
+                camera,
+                file=linked_name(file),
+                size=file.size,
+                checksum=file.contents,
+                extradata=b"",
+                time_base=1 / _rate(declared),
+                packets=NO_PACKETS,
+            )
+    return result
+
+
+def _is_placed(videos: SourceVideos, number: int) -> bool:
+    """Returns whether metadata alone says where the episodes of a file at a URL are."""
+    file, places = videos.files[number], videos.declared[number].places
+    known = places is not None and declared_ranges(places) is not None
+    return known and file.filesystem is not None and bool(file.contents)
+
+
+def _rate(declared: DeclaredVideo) -> Fraction:
+    places = declared.places
+    rate = 0.0 if places is None or places.fps is None else places.fps
+    return Fraction(rate).limit_denominator(_LARGEST_DENOMINATOR)
+
+
+def _has_rate(video: VideoFile, declared: DeclaredVideo) -> bool:
+    """Returns whether a file has the declared frames per second, for all its frames."""
+    rate = _rate(declared)
+    if not rate:
+        return False
+    late = np.abs(video.times - np.arange(video.num_frames) / float(rate)) * float(rate)
+    return bool(late.max() < _LATE_FRAMES)
 
 
 def _indexed(
@@ -167,11 +243,15 @@ def _fetched(file: SourceFile, path: Path, whole: bool) -> tuple[Path, str, str]
     """Returns a local path of a file, its name, and the name of its contents if it was fetched in parts."""
     if file.filesystem is None:
         return Path(file.path), file.name, ""
-    if not whole and fetch_index(file, path):
+    if not whole and file.contents and fetch_index(_reader(file), path):
         return path, file.name, file.contents
     with file.open() as source, typed_write_errors(path), open(path, "wb") as target:
         shutil.copyfileobj(source, target, 8 << 20)
     return path, file.name, ""
+
+
+def _reader(file: SourceFile) -> RangeReader:
+    return RangeReader(file.filesystem, file.path, file.size, file.name, file.contents)
 
 
 def _parts(files: Sequence[SourceFile]) -> list[range]:
@@ -193,10 +273,17 @@ def _part_file(number: int) -> str:
     return f"{PROGRESS}/videos/{number:06d}.json"
 
 
-def _write_part(store: FileStore, number: int, found: Mapping[int, VideoFile], problems: Mapping[int, str]) -> None:
+def _write_part(
+    store: FileStore, part: int, found: Mapping[int, VideoFile], problems: Mapping[int, str], videos: SourceVideos
+) -> None:
     checksums = {}
-    file = _part_file(number)
-    for kind, table in zip((FILES_TABLE, PACKETS_TABLE), index_tables(list(found.values())), strict=True):
+    file = _part_file(part)
+    unindexed = {
+        place: videos.declared[number].frames or 0
+        for place, (number, video) in enumerate(found.items())
+        if not len(video.packets)
+    }
+    for kind, table in zip((FILES_TABLE, PACKETS_TABLE), index_tables(list(found.values()), unindexed), strict=True):
         with store.writing(f"{file.removesuffix('.json')}.{kind}") as path:
             write_ipc(path, table)
             checksums[kind] = checksum(path)

@@ -103,7 +103,7 @@ def video_checks(
         for number in range(len(index)):
             for coming in islice(numbers, 2 * count - len(pending)):
                 pending.append(threads.submit(check, coming))
-            video = index.file(number)
+            video = index.listed(number)
             yield FileEntry(video.file, video.size, video.checksum), pending.popleft().result
     finally:
         for waiting in pending:

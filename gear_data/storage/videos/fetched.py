@@ -236,7 +236,7 @@ class FetchedPackets:
     def _request(self, file: int, first: int, last: int) -> memoryview:
         # The file system is asked for each time: a parent's file system does not work in a forked child.
         filesystem, path = filesystem_of(self._urls[file])
-        video = self._index.file(file)
+        video = self._index.listed(file)
         contents = "" if video.was_read else video.checksum
         # Without a buffer: a buffered reader requests at least 2 MiB.
         reader = RangeReader(filesystem, path, video.size, self._urls[file], contents)
@@ -252,7 +252,7 @@ class FetchedPackets:
         Its name is a hash of the file's checksum and the range.
         """
         first, last = self._pages(file).span(page)
-        name = xxhash.xxh3_128_hexdigest(f"{self._index.file(file).checksum} {first} {last}".encode())
+        name = xxhash.xxh3_128_hexdigest(f"{self._index.listed(file).checksum} {first} {last}".encode())
         return FileEntry(f"{self._urls[file]} [{first}:{last}]", last - first, f"xxh3-128:{name}")
 
     def _page(self, file: int, page: int, fetched: memoryview | None) -> memoryview:

@@ -30,7 +30,7 @@ def video_entry(files: DatasetFiles, index: VideoIndex, number: int) -> FileEntr
     Raises:
         ManifestError: the path is relative and leaves the folder.
     """
-    video = index.file(number)
+    video = index.listed(number)
     if is_kept(video.file):
         check_inside(video.file, f"{files.location}/{TABLE_FILES[FILES_TABLE]}")
     return FileEntry(video.file, video.size, video.checksum)
@@ -54,4 +54,4 @@ def mapped_packets(files: DatasetFiles, index: VideoIndex) -> LocalPackets:
             files.mapped.add(entry, path)
         return buffer
 
-    return LocalPackets(map_video, lambda number: files.mapped.check_file(index.file(number).file))
+    return LocalPackets(map_video, lambda number: files.mapped.check_file(index.listed(number).file))

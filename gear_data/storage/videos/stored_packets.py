@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import PurePosixPath
 from typing import Any
 
+import pyarrow as pa
+
 from gear_data.common.paths import is_remote, join
 from gear_data.storage.arrow_files import read_table
 from gear_data.storage.dataset_files import DatasetFiles, cache_of
@@ -82,11 +84,33 @@ def stored_packets(files: DatasetFiles, index: VideoIndex) -> PacketBytes:
     local = mapped_packets(files, index)
     if not remote:
         return local
-    cache = known or getattr(files, "videos", None) or ShardCache(default_folder(), None)
     from gear_data.storage.videos.fetched import FetchedPackets
 
-    fetched = FetchedPackets(index, urls, cache)
+    fetched = FetchedPackets(index, urls, _cache(files))
     return fetched if len(remote) == len(index) else StoredPackets(local, fetched, remote)
+
+
+def _cache(files: DatasetFiles) -> ShardCache:
+    """Returns the cache of a dataset's video files at URLs."""
+    return cache_of(files) or getattr(files, "videos", None) or ShardCache(default_folder(), None)
+
+
+def video_index(files: DatasetFiles, listed: pa.Table, packets: pa.Table) -> VideoIndex:
+    """Returns the index of video files that are in a dataset.
+
+    Args:
+        files: files of the dataset.
+        listed, packets: the tables of its video files, or of some of them.
+
+    Raises:
+        CorruptShardError: a table has other columns, or the tables disagree.
+    """
+    reader = None
+    if listed.schema.equals(FILES_SCHEMA) and (listed.column("packets").to_numpy() < 0).any():
+        from gear_data.storage.videos.late_indexes import LateIndexes
+
+        reader = LateIndexes(listed, _cache(files))
+    return VideoIndex(listed, packets, str(files.location), reader)
 
 
 def read_video_index(files: DatasetFiles, manifest: Manifest) -> VideoIndex:
@@ -98,11 +122,11 @@ def read_video_index(files: DatasetFiles, manifest: Manifest) -> VideoIndex:
         CorruptShardError: a table is damaged.
     """
     if not manifest.schema.videos:
-        return VideoIndex(FILES_SCHEMA.empty_table(), PACKETS_SCHEMA.empty_table(), str(files.location))
+        return video_index(files, FILES_SCHEMA.empty_table(), PACKETS_SCHEMA.empty_table())
     tables: list[Any] = []
     for name in (FILES_TABLE, PACKETS_TABLE):
         entry = manifest.tables[name]
         with files.local(entry) as path:
             tables.append(read_table(path, entry.checksum))
             files.mapped.add(entry, path)
-    return VideoIndex(tables[0], tables[1], str(files.location))
+    return video_index(files, *tables)

@@ -45,8 +45,10 @@ def file_requests(
 
     Raises:
         InvalidArgumentError: a file or frame does not exist.
+        CorruptShardError, RemoteError: the index of a file cannot be read.
     """
     check_frames(index, file, frame)
+    index.load(file)
     later: dict[int, list[int]] = {}
     if ahead is not None:
         check_frames(index, *ahead)

@@ -1,7 +1,9 @@
-"""index_files: indexes many video files in worker processes."""
+"""Worker processes that index video files: `index_files` for many at once, `process_workers` for now and then."""
 
 from __future__ import annotations
 
+import atexit
+import os
 import queue
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -9,6 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
+from gear_data.common.environment import usable_cores
 from gear_data.common.extras import import_extra
 from gear_data.errors import GearError
 from gear_data.video.file_index import VideoFile
@@ -19,6 +22,8 @@ from gear_data.video.indexing.worker_process import WorkerProcess
 SECONDS, SECONDS_PER_BYTE = 60.0, 2e-7
 #: Files that wait for each worker.
 _AHEAD = 4
+#: Most workers that a process keeps. Indexing takes 10 ms of a processor for a file.
+_KEPT = 2
 
 
 def index_files(inputs: Iterable[tuple[Path, str, str]], jobs: int) -> Iterator[VideoFile | GearError]:
@@ -35,26 +40,12 @@ def index_files(inputs: Iterable[tuple[Path, str, str]], jobs: int) -> Iterator[
         MissingExtraError: PyAV is not installed.
     """
     import_extra("av", "video")
-    workers: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
-    started = [WorkerProcess() for _ in range(jobs)]
-    for worker in started:
-        workers.put(worker)
-
-    def run(path: Path, file: str, contents: str) -> VideoFile | GearError:
-        worker = workers.get()
-        seconds = SECONDS
-        with suppress(OSError):
-            seconds += path.stat().st_size * SECONDS_PER_BYTE
-        try:
-            return worker.run(index_file, path, file, contents, file=file, seconds=seconds)
-        finally:
-            workers.put(worker)
-
+    workers = IndexWorkers(jobs)
     pending: deque[Future[VideoFile | GearError]] = deque()
     threads = ThreadPoolExecutor(jobs, "gear-index")
     try:
         for each in inputs:
-            pending.append(threads.submit(run, *each))
+            pending.append(threads.submit(workers.index, *each))
             if len(pending) >= jobs * _AHEAD:
                 yield pending.popleft().result()
         while pending:
@@ -62,8 +53,68 @@ def index_files(inputs: Iterable[tuple[Path, str, str]], jobs: int) -> Iterator[
     finally:
         for waiting in pending:
             waiting.cancel()
-        for worker in started:
-            worker.kill()
+        workers.kill()
         threads.shutdown()
-        for worker in started:
+        workers.close()
+
+
+class IndexWorkers:
+    """Worker processes that index video files, each started when it is first needed. Threads share them.
+
+    Args:
+        count: number of processes.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._all = [WorkerProcess() for _ in range(count)]
+        self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
+        for worker in self._all:
+            self._idle.put(worker)
+
+    def index(self, path: Path, file: str, contents: str) -> VideoFile | GearError:
+        """Returns the result of `index_file` in a process, or its error.
+
+        A file at which FFmpeg crashes or hangs has CorruptSourceError.
+        """
+        worker = self._idle.get()
+        seconds = SECONDS
+        with suppress(OSError):
+            seconds += path.stat().st_size * SECONDS_PER_BYTE
+        try:
+            return worker.run(index_file, path, file, contents, file=file, seconds=seconds)
+        finally:
+            self._idle.put(worker)
+
+    def kill(self) -> None:
+        """Ends the processes. Files that they read have errors."""
+        for worker in self._all:
+            worker.kill()
+
+    def close(self) -> None:
+        """Waits for the end of the processes. Call it when no thread uses them."""
+        for worker in self._all:
             worker.close()
+
+
+#: Number of a process -> its workers: a forked child cannot use those of its parent.
+_of_process: dict[int, IndexWorkers] = {}
+
+
+def process_workers() -> IndexWorkers:
+    """Returns worker processes that live as long as this process.
+
+    Raises:
+        MissingExtraError: PyAV is not installed.
+    """
+    import_extra("av", "video")
+    process = os.getpid()
+    if process not in _of_process:
+        workers = IndexWorkers(min(_KEPT, usable_cores()))
+        if _of_process.setdefault(process, workers) is workers:
+            atexit.register(_kill, process)
+    return _of_process[process]
+
+
+def _kill(process: int) -> None:
+    if process == os.getpid():
+        _of_process[process].kill()

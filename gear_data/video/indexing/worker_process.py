@@ -54,6 +54,10 @@ class WorkerProcess:
             problem = f"FFmpeg did not finish reading it within {seconds:.0f} s"
         except (EOFError, OSError):
             problem = f"FFmpeg ended its process with status {process.wait()} while reading it"
+        except BaseException:
+            # The answer would be taken for that of the next message.
+            self.close()
+            raise
         self.close()
         raise WorkerEndedError(problem)
 

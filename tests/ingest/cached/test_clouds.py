@@ -15,11 +15,10 @@ from torch.utils.data import DataLoader
 import gear_data
 from gear_data import SequenceLoader
 from gear_data.errors import RemoteError
-from gear_data.ingest.videos import file_parts
 from gear_data.storage.remote import range_reader
 from gear_data.storage.remote.range_reader import filesystem_of
 from gear_data.storage.remote.range_requests import contents_name
-from gear_data.storage.videos import pages
+from gear_data.storage.videos import file_parts, pages
 from tests.support.makers.videos import lerobot_videos
 from tests.support.remote import check_equal_batches
 from tests.support.rollouts import make_rollouts

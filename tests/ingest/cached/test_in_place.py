@@ -17,15 +17,15 @@ from typing import Any
 
 import av
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import gear_data
 from gear_data.errors import CorruptShardError, GearError, RemoteError, VersionError
-from gear_data.ingest.videos import file_parts
 from gear_data.storage import manifest as manifests
 from gear_data.storage.remote import range_reader
-from gear_data.storage.videos import pages
-from tests.ingest.videos.test_file_parts import remuxed
+from gear_data.storage.videos import file_parts, pages
+from tests.storage.videos.test_file_parts import remuxed
 from tests.support.cameras.encoded import ENCODINGS, decoded, encode
 from tests.support.makers.videos import lerobot_videos
 from tests.support.remote import check_equal_batches
@@ -36,8 +36,10 @@ from tests.support.s3.server import S3Server, s3_server
 
 pytestmark = pytest.mark.processes
 
-CAMERAS = ("observations.images.front", "observations.images.wrist")
+_NAMES = ("front", "wrist")
+CAMERAS = tuple(f"observations.images.{name}" for name in _NAMES)
 URL = "s3://bucket/robot"
+_EPISODES = "meta/episodes.jsonl"
 
 
 @pytest.fixture
@@ -64,7 +66,16 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
 
 
 @pytest.fixture
-def robot(tmp_path: Path) -> Path:
+def robot(unlisted: Path) -> Path:
+    """A LeRobot set whose metadata lists the episodes. So which frames they have is known without the videos."""
+    lengths = [len(pq.read_table(path)) for path in sorted((unlisted / "data").rglob("*.parquet"))]
+    rows = [{"episode_index": i, "tasks": ["reach"], "length": length} for i, length in enumerate(lengths)]
+    (unlisted / _EPISODES).write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return unlisted
+
+
+@pytest.fixture
+def unlisted(tmp_path: Path) -> Path:
     """A LeRobot set with two cameras, of four episodes of 40 steps and more."""
     rollouts = [each for each in make_rollouts(20, seed=3, max_length=80) if len(each) > 40]
     lerobot_videos(tmp_path / "robot", rollouts[:4])
@@ -90,11 +101,11 @@ def check_frames(dataset: Any, other: Any) -> None:
 
 
 def test_only_the_indexes_of_videos_are_read(
-    server: S3Server, robot: Path, fetched: list[tuple[str, int]], tmp_path: Path
+    server: S3Server, unlisted: Path, fetched: list[tuple[str, int]], tmp_path: Path
 ) -> None:
-    upload(robot)
-    dataset, local = gear_data.open(URL), gear_data.open(robot)
-    files = list(robot.rglob("*.mp4"))
+    upload(unlisted)
+    dataset, local = gear_data.open(URL), gear_data.open(unlisted)
+    files = list(unlisted.rglob("*.mp4"))
     assert len({name for name, _ in fetched}) == len(files)
     assert sum(size for _, size in fetched) < sum(file.stat().st_size for file in files) / 2
     fetched.clear()
@@ -111,6 +122,90 @@ def test_only_the_indexes_of_videos_are_read(
     dataset[:2].save(tmp_path / "saved")
     check_frames(gear_data.open(tmp_path / "saved"), local[:2])
     assert json.loads((tmp_path / "saved" / "manifest.json").read_text())["version"] == 4
+
+
+def test_indexes_are_read_when_frames_are_wanted(
+    server: S3Server, robot: Path, fetched: list[tuple[str, int]], tmp_path: Path
+) -> None:
+    upload(robot)
+    dataset, local = gear_data.open(URL), gear_data.open(robot)
+    first = {f"bucket/robot/videos/chunk-000/observation.images.{name}/episode_000000.mp4" for name in _NAMES}
+    assert {name for name, _ in fetched} == first
+    assert json.loads((Path(dataset.path) / "manifest.json").read_text())["version"] == 6
+    fetched.clear()
+    np.testing.assert_array_equal(dataset[2][CAMERAS[0]][3:5], local[2][CAMERAS[0]][3:5])
+    assert len({name for name, _ in fetched}) == 1
+    assert check_equal_batches(dataset, local, columns=[*CAMERAS], preset="raw", framework="numpy", steps=4) == 4
+    check_frames(dataset, local)
+    assert len({name for name, _ in fetched}) == 8
+    fetched.clear()
+    for again in (gear_data.open(URL), pickle.loads(pickle.dumps(gear_data.open(URL)))):
+        check_frames(again, local)
+    assert not fetched
+    report = gear_data.verify(dataset.path, deep=True, decode=True)
+    assert report.ok, report
+
+
+def test_datasets_of_files_that_are_not_indexed(server: S3Server, robot: Path, tmp_path: Path) -> None:
+    """Views, merges and edits of such a dataset, and its export."""
+    upload(robot)
+    dataset, local = gear_data.open(URL), gear_data.open(robot)
+    dataset[1:].save(tmp_path / "saved")
+    saved = gear_data.open(tmp_path / "saved")
+    assert saved.manifest.provenance["videos"]["unindexed"] == 6
+    check_frames(saved, local[1:])
+    gear_data.merge([dataset.path, tmp_path / "saved"], tmp_path / "merged", progress=False)
+    merged = gear_data.open(tmp_path / "merged")
+    check_frames(merged[:4], local)
+    check_frames(merged[4:], local[1:])
+    assert gear_data.verify(merged.path, deep=True).ok
+    edited = dataset.with_column("reward2", lambda episode: np.zeros(episode.length, np.float32))
+    edited.save(tmp_path / "edited")
+    check_frames(gear_data.open(tmp_path / "edited"), local)
+    gear_data.export(dataset, tmp_path / "exported", "lerobot")
+    check_frames(gear_data.open(tmp_path / "exported"), local)
+
+
+def test_a_late_index_of_another_video_is_an_error(server: S3Server, robot: Path, cache: Path, tmp_path: Path) -> None:
+    """It is found when a frame is wanted. The other episodes can be read."""
+    local = gear_data.open(robot)
+    frames = [decoded(path) for path in sorted((robot / "videos/chunk-000/observation.images.front").iterdir())]
+    folder, length = robot / "videos/chunk-000/observation.images.wrist", len(frames[1])
+    encode(folder / "episode_000001.mp4", ENCODINGS["h264"], frames=length - 1, height=192, width=256)
+    encode(folder / "episode_000002.mp4", ENCODINGS["h264"], frames=len(frames[2]), height=96, width=128)
+    (folder / "episode_000003.mp4").write_bytes(b"no video, and long enough to be taken for one")
+    upload(robot)
+    dataset = gear_data.open(URL)
+    for episode, message in (
+        (1, rf"episode_000001.mp4: has {length - 1} frames, and its episodes have {length} steps"),
+        (2, r"episode_000002.mp4: has frames of 96 x 128, and its camera has 192 x 256"),
+        (3, r"episode_000003.mp4: FFmpeg cannot read it"),
+    ):
+        for _ in range(2):
+            with pytest.raises(CorruptShardError, match=message) as caught:
+                dataset[episode][CAMERAS[1]][:]
+        assert "dataset[[...]]" in str(caught.value)
+        np.testing.assert_array_equal(dataset[episode][CAMERAS[0]][:], local[episode][CAMERAS[0]][:])
+    np.testing.assert_array_equal(dataset[[0]][0][CAMERAS[1]][:], decoded(folder / "episode_000000.mp4"))
+    report = gear_data.verify(dataset.path)
+    assert [check.file.rpartition("/")[2] for check in report.shards if not check.ok] == [
+        f"episode_00000{number}.mp4" for number in (1, 2, 3)
+    ]
+
+
+def test_an_index_that_was_damaged_in_the_cache_is_read_again(
+    server: S3Server, robot: Path, cache: Path, fetched: list[tuple[str, int]]
+) -> None:
+    upload(robot)
+    check_frames(gear_data.open(URL), local := gear_data.open(robot))
+    fetched.clear()
+    kept = [path for path in (cache / "files").iterdir() if b"time_base" in path.read_bytes()]
+    assert len(kept) == 6
+    for number, path in enumerate(kept):
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] if number % 2 else data[:-40] + b"\1" + data[-39:])
+    check_frames(gear_data.open(URL), local)
+    assert len({name for name, _ in fetched}) == 6
 
 
 def test_only_files_of_the_wanted_episodes_are_read(
@@ -130,11 +225,14 @@ def test_only_files_of_the_wanted_episodes_are_read(
 def test_an_older_version_refuses_files_without_checksums(
     server: S3Server, robot: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    upload(robot)
-    path = gear_data.open(URL).path
-    monkeypatch.setattr(manifests, "FORMAT_VERSION", 3)
-    with pytest.raises(VersionError, match="version 4 is newer than 3"):
-        gear_data.open(path)
+    filesystem = upload(robot)
+    late = gear_data.open(URL).path
+    filesystem.rm(f"bucket/robot/{_EPISODES}")
+    indexed = gear_data.open(URL).path
+    for path, version in ((late, 6), (indexed, 4)):
+        monkeypatch.setattr(manifests, "FORMAT_VERSION", version - 1)
+        with pytest.raises(VersionError, match=f"version {version} is newer than {version - 1}"):
+            gear_data.open(path)
 
 
 def test_a_file_that_was_replaced_is_an_error(server: S3Server, robot: Path, cache: Path) -> None:
@@ -193,7 +291,7 @@ import sys
 import numpy as np
 import gear_data
 from gear_data.errors import GearError
-from gear_data.ingest.videos import file_parts
+from gear_data.storage.videos import file_parts
 from gear_data.storage.videos import pages
 
 file_parts._AHEAD_BYTES, pages.PAGE_BYTES = 16 << 10, 4 << 10
@@ -242,7 +340,7 @@ def test_a_dataset_of_the_hub_is_read_at_one_commit(hub: Hub, robot: Path, tmp_p
     commit = hub.repositories["me/robot"].branches["main"][-1]
     opened = answer("me/robot", "open")
     assert "equal 4" in opened, opened
-    assert len(videos) <= len(video_requests()) <= 3 * len(videos)
+    assert len(video_requests()) <= 6  # of the first file of each camera
     tables = [name for name in files if name.endswith(".parquet")]
     assert sorted(line.partition(commit)[2][1:] for line in hub.requests if ".parquet" in line) == sorted(tables)
     assert all(f"/resolve/{commit}/" in line for line in video_requests())

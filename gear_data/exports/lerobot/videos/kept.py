@@ -62,6 +62,7 @@ def kept_videos(dataset: Dataset, camera: str, fps: float) -> KeptVideos:
     count = len(store.videos.index)
     whole = np.bincount(segments.file, minlength=count) == np.bincount(files, minlength=count)
     ways = np.empty(len(ids), object)
+    store.videos.index.load(files)
     for number in np.unique(files).tolist():
         video, inside = store.videos.index.file(number), np.flatnonzero(files == number)
         spans = list(zip(first[inside].tolist(), lengths[inside].tolist(), strict=True))

@@ -6,10 +6,10 @@ is before or behind it. Other files are not read in parts.
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
 
-from gear_data.ingest.location import SourceFile
 from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.remote.range_reader import RangeReader
 
@@ -24,27 +24,25 @@ _KNOWN = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"udta", b"meta
 _DIVIDED = b"mvex"
 
 
-def fetch_index(file: SourceFile, path: Path) -> bool:
+def fetch_index(file: RangeReader, path: Path) -> bool:
     """Writes the index and the first packets of a file at a URL to a file of its size, with a hole for the rest.
 
     Args:
-        file: the file.
+        file: reads the file.
         path: where it is written.
 
     Returns:
-        Whether it was. Otherwise the file has no index in one piece, or its server has no name for its contents.
+        Whether it was. Otherwise the file has no index in one piece.
 
     Raises:
         RemoteError: the server cannot be reached, ignores ranges, or has other contents now.
         StorageFullError, UnwritableError: the file cannot be written.
     """
-    if not file.contents:
-        return False
     parts = _Parts(file)
     if not parts.find_index():
         return False
     with typed_write_errors(path), path.open("wb") as target:
-        os.truncate(target.fileno(), file.size)
+        os.truncate(target.fileno(), parts.size)
         for first, data in parts.fetched:
             target.seek(first)
             target.write(data)
@@ -54,8 +52,9 @@ def fetch_index(file: SourceFile, path: Path) -> bool:
 class _Parts:
     """Parts of a file that were fetched: the first byte, and the bytes of each."""
 
-    def __init__(self, file: SourceFile) -> None:
+    def __init__(self, file: RangeReader) -> None:
         self._file = file
+        self.size = file.seek(0, io.SEEK_END)
         self.fetched: list[tuple[int, bytes]] = []
 
     def find_index(self) -> bool:
@@ -63,7 +62,7 @@ class _Parts:
         at, found = 0, set[bytes]()
         while not found >= {_INDEX, _MEDIA} and (box := self._box(at)) is not None:
             kind, last = box
-            if kind not in _KNOWN or kind in found & {_INDEX, _MEDIA} or last > self._file.size:
+            if kind not in _KNOWN or kind in found & {_INDEX, _MEDIA} or last > self.size:
                 return False
             if kind == _INDEX and (last - at > _INDEX_BYTES or _DIVIDED in self._bytes(at, last)):
                 return False
@@ -75,14 +74,14 @@ class _Parts:
 
     def _box(self, at: int) -> tuple[bytes, int] | None:
         """Returns the letters of the box at a byte, and the byte behind it; None at the end of the file."""
-        if at + 8 > self._file.size:
+        if at + 8 > self.size:
             return None
-        header = self._bytes(at, min(at + 16, self._file.size))
+        header = self._bytes(at, min(at + 16, self.size))
         length, kind = int.from_bytes(header[:4], "big"), header[4:8]
         if length == 1:
             length = int.from_bytes(header[8:16], "big")
         elif length == 0:  # up to the end of the file
-            length = self._file.size - at
+            length = self.size - at
         return kind, at + max(length, 8)
 
     def _bytes(self, first: int, last: int) -> bytes:
@@ -93,13 +92,10 @@ class _Parts:
             if start <= first < start + len(data):
                 begun = data[first - start :]
                 return begun + self._bytes(start + len(data), last)
-        reader = RangeReader(
-            self._file.filesystem, self._file.path, self._file.size, self._file.name, self._file.contents
-        )
-        reader.seek(first)
-        wanted = min(max(last, first + _AHEAD_BYTES), self._file.size) - first
+        self._file.seek(first)
+        wanted = min(max(last, first + _AHEAD_BYTES), self.size) - first
         data = b""
-        while len(data) < wanted and (part := reader.read(wanted - len(data))):
+        while len(data) < wanted and (part := self._file.read(wanted - len(data))):
             data += part
         self.fetched.append((first, data))
         return data[: last - first]

@@ -12,9 +12,9 @@ import fsspec
 import numpy as np
 import pytest
 
-from gear_data.ingest.location import SourceFile
-from gear_data.ingest.videos import file_parts
-from gear_data.ingest.videos.file_parts import fetch_index
+from gear_data.storage.remote.range_reader import RangeReader
+from gear_data.storage.videos import file_parts
+from gear_data.storage.videos.file_parts import fetch_index
 from gear_data.video.file_index import KEY, Packets, VideoFile
 from gear_data.video.indexing.demux import index_file
 from tests.support.cameras.encoded import ENCODINGS, encode
@@ -35,23 +35,15 @@ def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
         return read(path, start=start, end=end, **options)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(type(filesystem), "cat_file", staticmethod(cat_file))
-    monkeypatch.setattr(file_parts, "RangeReader", _reader_of_memory)
     yield found
     filesystem.store.pop("/parts/video.mp4", None)
 
 
-def _reader_of_memory(filesystem: Any, path: str, size: int, name: str, contents: str) -> Any:
-    from gear_data.storage.remote.range_reader import RangeReader
-
-    assert contents == NAME
-    return RangeReader(filesystem, path, size, name)
-
-
-def remote(path: Path, contents: str = NAME) -> SourceFile:
-    """Returns a file at a memory:// URL with the bytes of a file."""
+def remote(path: Path) -> RangeReader:
+    """Returns what reads a file at a memory:// URL with the bytes of a file."""
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe_file("/parts/video.mp4", path.read_bytes())
-    return SourceFile("/parts/video.mp4", "video.mp4", path.stat().st_size, "", filesystem, contents)
+    return RangeReader(filesystem, "/parts/video.mp4", path.stat().st_size, "video.mp4")
 
 
 def remuxed(path: Path, new: Path, flags: str) -> Path:
@@ -110,8 +102,6 @@ def test_files_without_one_index_are_read_whole(ranges: list[tuple[int, int]], t
     path, parts = tmp_path / "v.mp4", tmp_path / "parts.mp4"
     encode(path, ENCODINGS["h264"], frames=60)
     content = path.read_bytes()
-    assert not fetch_index(remote(path, ""), parts)
-    assert not ranges
     fragmented = remuxed(path, tmp_path / "fragmented.mp4", "frag_keyframe+empty_moov")
     assert not fetch_index(remote(fragmented), parts)
     matroska = remuxed(path, tmp_path / "v.mkv", "faststart")
