@@ -144,8 +144,12 @@ class FrameReader:
             for (request, job), of_job in zip(jobs, ranges, strict=True)
         ]
         tasks += found
-        alone = self._threads == 1 or len(tasks) < 2
-        run_all(tasks, None if alone else process_state().executor(self._threads), self._threads)
+        state = process_state()
+        # Batches that are built ahead call this at once, each in a thread of its own. They share the helpers: more
+        # threads than cores only compete for them.
+        with state.decoding() as calls:
+            helpers = min(-(-self._threads // calls), len(tasks)) - 1
+            run_all(tasks, state.executor(self._threads) if helpers > 0 else None, helpers)
 
     def _key(self, video: VideoFile, part: int) -> Hashable:
         """Returns the key of a frame (by its time) or group of a file.
@@ -250,13 +254,13 @@ class FrameReader:
             raise undecodable(video, min(missing.values()), "the decoder gave no such frame")
 
 
-def run_all(tasks: Sequence[Task], executor: Executor | None, threads: int) -> None:
+def run_all(tasks: Sequence[Task], executor: Executor | None, helpers: int) -> None:
     """Runs tasks in this thread and others, and returns when all have ended.
 
     Args:
         tasks: begun in their order.
         executor: of the other threads; None: this thread runs all.
-        threads: that run tasks, with this thread.
+        helpers: number of other threads.
 
     Raises:
         Exception: the error of the first task that failed. All others ran.
@@ -264,15 +268,13 @@ def run_all(tasks: Sequence[Task], executor: Executor | None, threads: int) -> N
     """
     todo = deque(enumerate(tasks))
     failures: dict[int, Exception] = {}
-    helpers = []
-    if executor is not None:
-        helpers = [executor.submit(_drain, todo, failures) for _ in range(min(threads, len(tasks)) - 1)]
+    others = [] if executor is None else [executor.submit(_drain, todo, failures) for _ in range(helpers)]
     try:
         _drain(todo, failures, check_cancelled)
     finally:
         # After an interrupt tasks are left. The memory that they write may be used again when this call returns.
         todo.clear()
-        wait([each for each in helpers if not each.cancel()])
+        wait([each for each in others if not each.cancel()])
     if failures:
         raise failures[min(failures)]
 

@@ -36,6 +36,8 @@ class ProcessState:
         #: hashes keys, and takes an interrupt that arrives in Python code of a hash for a missing key.
         self._idle: dict[Hashable, list[Decoder]] = {}
         self._executors: dict[int, ThreadPoolExecutor] = {}
+        #: One of each call that decodes now.
+        self._calls: set[object] = set()
         #: Groups that a thread decodes now.
         self._groups: dict[Hashable, threading.Event] = {}
 
@@ -69,6 +71,19 @@ class ProcessState:
             if threads not in self._executors:
                 self._executors[threads] = ThreadPoolExecutor(threads, "gear-data-decode")
             return self._executors[threads]
+
+    @contextmanager
+    def decoding(self) -> Iterator[int]:
+        """Counts the calls that decode in their own threads. Yields their number, with this one."""
+        mine = object()
+        try:
+            with self._lock:
+                self._calls.add(mine)
+                number = len(self._calls)
+            yield number
+        finally:
+            with self._lock:
+                self._calls.discard(mine)
 
     @contextmanager
     def only_thread(self, group: Hashable) -> Iterator[None]:

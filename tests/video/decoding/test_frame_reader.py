@@ -225,6 +225,28 @@ def test_packets_that_no_wanted_frame_needs_are_not_decoded(
     assert not given[0] <= references | {int(video.packets.pts[video.frames[last]])}
 
 
+def test_calls_at_once_share_the_threads(
+    paths: dict[str, Path], expected: dict[str, Frames], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two batches that were built at once had four threads on two cores, and took longer."""
+    idents: set[int] = set()
+    decode = PyavDecoder.decode
+
+    def seen(self: PyavDecoder, packets: Sequence[EncodedPacket], since: int) -> Iterator[Picture]:
+        idents.add(threading.get_ident())
+        return decode(self, packets, since)
+
+    monkeypatch.setattr(PyavDecoder, "decode", seen)
+    path, numbers = paths["av1"], np.arange(26)
+    reader = FrameReader(video_index([path]), local_packets([path]), DecodeOptions(threads=2, cache_bytes=0))
+    with process_state.process_state().decoding():  # as another call
+        for _ in range(20):
+            assert np.array_equal(read(reader, 0 * numbers, numbers), expected["av1"])
+    assert idents == {threading.get_ident()}
+    while len(idents) < 2:  # a helper may come too late for a call
+        read(reader, 0 * numbers, numbers)
+
+
 def test_frames_equal_what_lerobot_reads(shared_data: Path) -> None:
     source = shared_data / "lerobot_v30_video"
     cameras = {"front": (240, 320), "wrist": (96, 96)}
