@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
     """An environment whose steps a `Writer` records. `close` makes the dataset.
 
-    An episode that is reset before its end is recorded as truncated. With the wrapper `Autoreset`, the step that only
-    resets the environment is not recorded.
+    An episode that is reset before its end is recorded as truncated. So is one in which a step failed, without a final
+    observation. With the wrapper `Autoreset`, the step that only resets the environment is not recorded.
 
     Args:
         env: the environment.
@@ -57,6 +57,8 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         self._flags: tuple[bool, bool] | None = None
         #: Whether the environment resets itself, and whether it does so in the next step.
         self._autoresets, self._resets_next = _autoresets(env), False
+        #: Whether a step failed. `_observation` may be of another moment then.
+        self._lost = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Resets the environment, and begins an episode."""
@@ -64,11 +66,16 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
         observation, info = self.env.reset(seed=seed, options=options)
         self._observation = copy(self._callbacks.reset(self.env, observation, info))
         self._facts = {} if seed is None else {"seed": seed}
-        self._resets_next = False
+        self._resets_next = self._lost = False
         return observation, info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Steps the environment, and records the step."""
+        """Steps the environment, and records the step.
+
+        Raises:
+            InvalidArgumentError: an earlier step failed, and `reset` was not called since.
+        """
+        _refuse_lost(self._lost)
         if self._flags is not None:
             self._end()
         if not self._has_steps and 0 in self._writer.open_episodes():
@@ -78,11 +85,12 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             )
         taken = copy(action)
         frames: dict[str, Any] = {} if self._rendered is None else {self._rendered: self.env.render()}
+        self._lost = True
         observation, reward, terminated, truncated, info = self.env.step(action)
         resets, self._resets_next = self._resets_next, self._autoresets and bool(terminated or truncated)
         if resets:  # the environment ignored the action
             self._end()
-            self._observation = copy(self._callbacks.reset(self.env, observation, info))
+            self._observation, self._lost = copy(self._callbacks.reset(self.env, observation, info)), False
             return observation, reward, terminated, truncated, info
         after, terminates, truncates, columns = self._callbacks.step(
             env=self.env,
@@ -99,7 +107,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             self._writer.append(**steps)
         else:
             self._infos.append([0], [steps.pop("infos")], steps, self._append)
-        self._observation = copy(after)
+        self._observation, self._lost = copy(after), False
         if terminates or truncates:
             self._flags = terminates, truncates
             self._end()
@@ -128,7 +136,7 @@ class RecordedEnv(gymnasium.Wrapper[Any, Any, Any, Any]):
             terminated, truncated = self._flags or (False, True)
             # They stay if the episode cannot be written, for the next try.
             self._facts |= self._callbacks.facts(self._writer.episodes, truncated)
-            final = self._observation if self._keeps_finals else None
+            final = self._observation if self._keeps_finals and not self._lost else None
             self._writer.end_episode(terminated=terminated, truncated=truncated, final=final, **self._facts)
         self._has_steps, self._flags, self._facts = False, None, {}
 
@@ -138,7 +146,8 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
 
     Episodes end right in each mode of automatic resets (https://farama.org/Vector-Autoreset-Mode). With the mode of the
     next step, the step that only resets an environment is not recorded. With the mode of the same step, the final
-    observation is `infos["final_obs"]`. Episodes that are open at `reset` or `close` are recorded as truncated.
+    observation is `infos["final_obs"]`. Episodes that are open at `reset` or `close` are recorded as truncated; after a
+    step that failed, without a final observation.
 
     Args:
         env: the vector environment.
@@ -158,20 +167,34 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
         self._ended = np.zeros(env.num_envs, np.bool_)
         #: Environment -> how its episode ended, if the Writer may not know: arguments of `Writer.end_episode`.
         self._ends: dict[int, dict[str, Any]] = {}
+        #: Whether a step failed. `_observations` may be of another moment then.
+        self._lost = False
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        """Resets the environments that `options["reset_mask"]` names, or all."""
+        """Resets the environments that `options["reset_mask"]` names, or all.
+
+        Raises:
+            InvalidArgumentError: a step failed, and not all environments are reset.
+        """
         mask = np.asarray((options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_)), np.bool_)
+        _refuse_lost(self._lost and not mask.all())
         self._cut(mask)
         observations, infos = self.env.reset(seed=seed, options=options)
         self._observations = batch_copy(observations)
         self._ended[mask] = False
+        self._lost = False
         return observations, infos
 
     def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """Steps the environments, and records their steps."""
+        """Steps the environments, and records their steps.
+
+        Raises:
+            InvalidArgumentError: an earlier step failed, and `reset` was not called since.
+        """
+        _refuse_lost(self._lost)
         taken = batch_copy(actions)
         self._end()
+        self._lost = True
         observations, rewards, terminated, truncated, infos = self.env.step(actions)
         flags = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         ended = flags[0] | flags[1]
@@ -197,6 +220,7 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
             self._ends[number] = {"terminated": terminates, "truncated": truncates, "final": last}
         self._observations = after
         self._ended = ended & (self._mode != "SameStep")
+        self._lost = False
         self._end()
         return observations, rewards, terminated, truncated, infos
 
@@ -238,7 +262,7 @@ class RecordedVectorEnv(gymnasium.vector.VectorWrapper):
             self._infos.decide([])
         for environment in self._writer.open_episodes():
             if mask[environment]:
-                last = self._final(self._observations, environment)
+                last = None if self._lost else self._final(self._observations, environment)
                 self._ends[environment] = {"terminated": False, "truncated": True, "final": last}
         self._end()
 
@@ -260,6 +284,15 @@ def _end_all(writer: Writer, end: Callable[[], None]) -> None:
             if (still := writer.open_episodes()) == left:
                 raise
             left = still
+
+
+def _refuse_lost(lost: bool) -> None:
+    """Refuses what would record an observation and an action of different moments."""
+    if lost:
+        raise InvalidArgumentError(
+            "the last step failed, and may not be recorded: the next one would begin at another observation",
+            hint="call reset() of all environments; their episodes end as truncated before that step",
+        )
 
 
 def _keeps_finals(writer: Writer) -> bool:

@@ -288,6 +288,47 @@ def test_a_writer_in_place_of_a_path(tmp_path: Path) -> None:
         gear_data.record(Counter(0), writer, durability="flush")
 
 
+@pytest.mark.parametrize("vector", [False, True])
+def test_a_step_that_is_not_recorded_ends_the_episode(
+    vector: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next transition would have the observation before that step, and the action after it."""
+    name = "append_batch" if vector else "append"
+    real, calls = getattr(gear_data.Writer, name), itertools.count()
+
+    def append(writer: gear_data.Writer, *arguments: Any, **steps: Any) -> None:
+        if next(calls) == 2:
+            raise StorageFullError("no space left on the device")
+        real(writer, *arguments, **steps)
+
+    monkeypatch.setattr(gear_data.Writer, name, append)
+    env: Any = gear_data.record(Vector("NextStep") if vector else Counter(1), tmp_path / "recorded")
+    env.reset()
+    step = [actions(t) if vector else actions(t)[1] for t in range(5)]
+    env.step(step[0])
+    env.step(step[1])
+    with pytest.raises(StorageFullError):
+        env.step(step[2])
+    with pytest.raises(InvalidArgumentError, match="the last step failed"):
+        env.step(step[3])
+    if vector:
+        with pytest.raises(InvalidArgumentError, match="reset"):
+            env.reset(options={"reset_mask": np.array([True, False, False])})
+    env.reset()
+    env.step(step[4])
+    env.close()
+    ds = gear_data.open(tmp_path / "recorded")
+    count = ENVIRONMENTS if vector else 1
+    assert ds.episodes["length"].to_list() == [2] * count + [1] * count
+    assert not ds.episodes["terminated"].any()
+    for number in range(count):
+        first, second = ds[number], ds[count + number]
+        assert first["observations.count"][:, 0].tolist() == [0, 1]
+        assert second["observations.count"][:, 0].tolist() == [100]
+        assert ds.final(number) is None
+        assert ds.final(count + number)["observations.count"][0] == 101
+
+
 @pytest.mark.parametrize("has_episode", [False, True])
 def test_an_error_at_the_end_of_an_episode(has_episode: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`close` records the episode as it ended. If the journal has it, the episode is not recorded again."""
