@@ -13,7 +13,10 @@ from pathlib import Path
 from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.remote.range_reader import RangeReader
 
-#: Bytes that are fetched from the header of a box on. Those of `mdat` have the first packets, into which FFmpeg looks.
+#: Bytes that are fetched from the beginning of a file on. Half as many of `mdat` are fetched, wherever it begins: FFmpeg
+#: looks into the first packets.
+_FRONT_BYTES = 32 << 10
+#: Bytes that are fetched from the header of another box on. An index of 2,000 frames has fewer.
 _AHEAD_BYTES = 128 << 10
 #: Most bytes of an index.
 _INDEX_BYTES = 64 << 20
@@ -67,7 +70,7 @@ class _Parts:
             if kind == _INDEX and (last - at > _INDEX_BYTES or _DIVIDED in self._bytes(at, last)):
                 return False
             if kind == _MEDIA:
-                self._bytes(at, min(at + _AHEAD_BYTES // 2, last))
+                self._bytes(at, min(at + _FRONT_BYTES // 2, last))
             found.add(kind)
             at = last
         return found >= {_INDEX, _MEDIA}
@@ -85,7 +88,7 @@ class _Parts:
         return kind, at + max(length, 8)
 
     def _bytes(self, first: int, last: int) -> bytes:
-        """Returns bytes of the file. What is not here is fetched, with `_AHEAD_BYTES` from there on."""
+        """Returns bytes of the file. What is not here is fetched, with more bytes behind it."""
         for start, data in self.fetched:
             if start <= first and last <= start + len(data):
                 return data[first - start : last - start]
@@ -93,7 +96,7 @@ class _Parts:
                 begun = data[first - start :]
                 return begun + self._bytes(start + len(data), last)
         self._file.seek(first)
-        wanted = min(max(last, first + _AHEAD_BYTES), self.size) - first
+        wanted = min(max(last, first + (_AHEAD_BYTES if first else _FRONT_BYTES)), self.size) - first
         data = b""
         while len(data) < wanted and (part := self._file.read(wanted - len(data))):
             data += part

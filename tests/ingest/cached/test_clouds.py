@@ -60,7 +60,7 @@ def test_two_files_of_one_moment_have_other_contents(protocol: Any, info: dict[s
 def test_a_set_with_videos_is_read_in_place(
     bucket: str, robot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file_parts, "_AHEAD_BYTES", 4 << 10)
+    monkeypatch.setattr(file_parts, "_FRONT_BYTES", 4 << 10)
     monkeypatch.setattr(pages, "PAGE_BYTES", 4 << 10)
     filesystem, place = filesystem_of(bucket)
     filesystem.put(f"{robot}/", place, recursive=True)

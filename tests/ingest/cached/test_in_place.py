@@ -44,7 +44,7 @@ _EPISODES = "meta/episodes.jsonl"
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    monkeypatch.setattr(file_parts, "_AHEAD_BYTES", 16 << 10)
+    monkeypatch.setattr(file_parts, "_FRONT_BYTES", 16 << 10)
     monkeypatch.setattr(pages, "PAGE_BYTES", 4 << 10)
     with s3_server() as server:
         yield server
@@ -294,7 +294,7 @@ from gear_data.errors import GearError
 from gear_data.storage.videos import file_parts
 from gear_data.storage.videos import pages
 
-file_parts._AHEAD_BYTES, pages.PAGE_BYTES = 16 << 10, 4 << 10
+file_parts._FRONT_BYTES, pages.PAGE_BYTES = 16 << 10, 4 << 10
 names, folder = sys.argv[1].split(","), sys.argv[2]
 try:
     datasets = [gear_data.open(name) for name in names]

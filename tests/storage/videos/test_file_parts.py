@@ -25,6 +25,7 @@ NAME = 's3 "an etag"'
 @pytest.fixture
 def ranges(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, int]]]:
     """The ranges that are requested."""
+    monkeypatch.setattr(file_parts, "_FRONT_BYTES", 4096)
     monkeypatch.setattr(file_parts, "_AHEAD_BYTES", 4096)
     filesystem, found = fsspec.filesystem("memory"), []
     read = filesystem.cat_file
