@@ -19,12 +19,19 @@ import av
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import gear_data
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.credentials import ServerCredentials
+from gear_data.cluster.flight.server import FlightServer
+from gear_data.cluster.server.shard_server import ShardServer
 from gear_data.errors import CorruptShardError, GearError, RemoteError, VersionError
 from gear_data.storage import manifest as manifests
+from gear_data.storage.dataset_files import FolderFiles
 from gear_data.storage.remote import range_reader
 from gear_data.storage.videos import file_parts, pages
+from tests.ingest.sources.lerobot import test_cameras as lerobot
 from tests.storage.videos.test_file_parts import remuxed
 from tests.support.cameras.encoded import ENCODINGS, decoded, encode
 from tests.support.makers.videos import lerobot_videos
@@ -166,6 +173,53 @@ def test_datasets_of_files_that_are_not_indexed(server: S3Server, robot: Path, t
     check_frames(gear_data.open(tmp_path / "exported"), local)
 
 
+@pytest.mark.parametrize("exact", [True, False])
+def test_indexes_of_files_with_several_episodes(
+    server: S3Server, fetched: list[tuple[str, int]], tmp_path: Path, exact: bool
+) -> None:
+    """They are read late if the times of the episodes are those of their numbers of frames."""
+    names = [f"videos/{key}/chunk-000/file-00{n}.mp4" for key in (lerobot.FRONT, lerobot.WRIST) for n in range(2)]
+    first = (0, 0, 7 if exact else 7.2)
+    places = {
+        episode: {
+            "chunk_index": 0,
+            "file_index": int(episode > 0),
+            "from_timestamp": first[episode] / 30,
+            "to_timestamp": (first[episode] + length) / 30,
+        }
+        for episode, length in enumerate(lerobot.LENGTHS)
+    }
+    robot = lerobot.write(tmp_path / "robot", "v3.0", names, video_path=lerobot.V3_PATH, places=places)
+    for number, name in enumerate(names):
+        frames = lerobot.LENGTHS[0] if "file-000" in name else sum(lerobot.LENGTHS[1:])
+        encode(robot / name, ENCODINGS["h264 with B frames"], frames=frames, seed=number)
+    upload(robot)
+    dataset = gear_data.open(URL)
+    assert {name.removeprefix("bucket/robot/") for name, _ in fetched} == {*(names[::2] if exact else names)}
+    check_frames(dataset, gear_data.open(robot))
+    for number, camera in ((1, CAMERAS[0]), (3, CAMERAS[1])):
+        frames = decoded(robot / names[number])
+        np.testing.assert_array_equal(dataset[1][camera][:], frames[:7])
+        np.testing.assert_array_equal(dataset[2][camera][:], frames[7:])
+
+
+def test_nodes_and_workers_read_indexes_late(server: S3Server, robot: Path) -> None:
+    upload(robot)
+    dataset, local = gear_data.open(URL), gear_data.open(robot)
+    served = ShardServer(FolderFiles(Path(dataset.path)))
+    node = FlightServer(served, Address("127.0.0.1", 0), ServerCredentials())
+    try:
+        check_frames(gear_data.open(f"gear://127.0.0.1:{node.port}"), local)
+    finally:
+        node.shutdown()
+    windows = gear_data.WindowDataset(gear_data.open(URL), context=2, preset="raw", columns=[CAMERAS[0]])
+    same = gear_data.WindowDataset(local, context=2, preset="raw", columns=[CAMERAS[0]])
+    for context in ("fork", "spawn"):
+        loader = torch.utils.data.DataLoader(windows, batch_size=16, num_workers=2, multiprocessing_context=context)
+        for batch, wanted in zip(loader, torch.utils.data.DataLoader(same, batch_size=16), strict=True):
+            np.testing.assert_array_equal(batch[CAMERAS[0]], wanted[CAMERAS[0]])
+
+
 def test_a_late_index_of_another_video_is_an_error(server: S3Server, robot: Path, cache: Path, tmp_path: Path) -> None:
     """It is found when a frame is wanted. The other episodes can be read."""
     local = gear_data.open(robot)
@@ -289,7 +343,14 @@ def test_frames_at_which_decoding_cannot_begin_are_an_error(server: S3Server, ro
 HUB = """
 import sys
 import numpy as np
+import torch
+
 import gear_data
+from gear_data.cluster.addresses import Address
+from gear_data.cluster.credentials import ServerCredentials
+from gear_data.cluster.flight.server import FlightServer
+from gear_data.cluster.server.shard_server import ShardServer
+from gear_data.storage.dataset_files import FolderFiles
 from gear_data.errors import GearError
 from gear_data.storage.videos import file_parts
 from gear_data.storage.videos import pages
