@@ -308,7 +308,9 @@ class Conversion:
         cores = usable_cores() if self._run.jobs is None else self._run.jobs
         mode, progress = self._spec.options.videos.mode, self._run.progress
         whole = self._run.whole_videos or mode != LINK
-        stage_videos(videos, self._store, mode, source.findings, jobs=cores, progress=progress, whole=whole)
+        # Episodes with bad videos can be left out only now.
+        late = not whole and self._spec.options.on_bad_episode != "skip"
+        stage_videos(videos, self._store, mode, source.findings, jobs=cores, progress=progress, whole=whole, late=late)
         return self._spec.with_stored_cameras(source, self._store, threads=cores)
 
     def _worker_counts(self) -> tuple[int, int]:

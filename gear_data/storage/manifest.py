@@ -249,7 +249,7 @@ class Manifest:
     @property
     def _version(self) -> int:
         videos = self.provenance.get("videos")
-        facts = videos if isinstance(videos, Mapping) else {}
+        facts = videos if isinstance(videos, Mapping) and self.schema.videos else {}
         if facts.get("unindexed"):
             return 6
         if any(camera.depth is not None for camera in self.schema.videos):

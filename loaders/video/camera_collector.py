@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from gear_data.collection.buffers import Allocate, BufferPool, plain_memory
 from gear_data.collection.output import CHANNELS_FIRST, DEPTH, Output, Padding
+from gear_data.errors import GearError
 from gear_data.loaders.builders.batch import RankRows
 from gear_data.loaders.component import LoaderComponent
 from gear_data.loaders.presets.transitions import INTERVALS
@@ -193,11 +195,12 @@ class CameraCollector:
             requests = [each for number in range(len(self._cameras)) for each in self._requests(number, *coming, None)]
             own = [each for each in requests if each.dataset == dataset]
             known = [index.expect(each.file) for each in own]
-            yield [
-                found
-                for each, here in zip(own, known, strict=True)
-                for found in frame_ranges(index, each.file[here], each.frame[here])
-            ]
+            found = []
+            for each, here in zip(own, known, strict=True):
+                # The batch itself raises the error of an index.
+                with suppress(GearError):
+                    found += frame_ranges(index, each.file[here], each.frame[here])
+            yield found
             unindexed += not all(here.all() for here in known)
             if unindexed == _INDEXED_BATCHES:
                 return

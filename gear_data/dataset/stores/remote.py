@@ -31,6 +31,7 @@ from gear_data.storage.remote.cache import ShardCache, default_folder
 from gear_data.storage.sidecar import COLUMN, Sidecar
 from gear_data.video.index_tables import VideoIndex
 from gear_data.video.packet_bytes import PacketBytes
+from gear_data.video.packet_file import PacketFile
 
 RESIDENCY = "remote"
 
@@ -50,6 +51,7 @@ class RemoteDatasetFiles:
 
     Attributes:
         mapped: see `DatasetFiles`.
+        videos: keeps what is read of video files.
     """
 
     def __init__(
@@ -63,7 +65,7 @@ class RemoteDatasetFiles:
     ) -> None:
         self._generation = generation if opened is None else opened.generation
         self._addresses = addresses
-        self._cache = cache
+        self._cache = self.videos = cache
         self._queue_pairs = queue_pairs
         self._transport = transport
         self._opened = OpenedDataset(opened)
@@ -121,6 +123,10 @@ class RemoteDatasetFiles:
 
     def name(self, entry: FileEntry) -> str:
         return f"{self.location}/{entry.file}"
+
+    def open_video(self, number: int, url: str, size: int, contents: str) -> PacketFile:
+        """Opens a video file at a URL, which a node reads: see `OpenFile`."""
+        return PacketFile(NodePackets(self.client), number, size)
 
     def identity(self, entry: FileEntry) -> list[Any]:
         return [self.location]

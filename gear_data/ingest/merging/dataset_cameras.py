@@ -66,5 +66,5 @@ def video_times(segments: VideoSegments, index: VideoIndex) -> VideoTimes:
         segments.file,
         np.array([index.file(number).times[first] for number, first in pairs], np.float64),
         np.full(len(pairs), -1),
-        [index.file(number).file for number, _ in pairs],
+        [index.listed(number).file for number, _ in pairs],
     )

@@ -82,8 +82,12 @@ def sampled_statistics(
         for spec in cameras:
             name = spec.name
             segments = VideoSegments(*(episodes.column(column).to_numpy() for column in segment_columns(name)))
-            needed = _Needed.of(index, files, choose_sample(index, segments, lengths), depth=spec.depth is not None)
-            counts = needed.counts_in(worker) if shareable else needed.counts()
+            counts: Int64Array | str
+            try:
+                needed = _Needed.of(index, files, choose_sample(index, segments, lengths), depth=spec.depth is not None)
+                counts = needed.counts_in(worker) if shareable else needed.counts()
+            except GearError as error:  # of an index that is read now
+                counts = error.message
             if isinstance(counts, str):
                 message = f"a sample of the frames cannot be decoded: {counts}; the camera has no statistics"
                 findings.add(Finding("video-statistics-left-out", message, column=name))

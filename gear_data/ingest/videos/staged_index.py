@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -82,7 +82,7 @@ class StagedVideos:
 
 def stage_videos(
     videos: SourceVideos, store: FileStore, mode: str, findings: FindingLog, *, jobs: int, progress: bool | None,
-    whole: bool = True,
+    whole: bool = True, late: bool = False,
 ) -> None:  # fmt: skip
     """Indexes all video files of a source, and places them in the dataset's folder.
 
@@ -96,6 +96,8 @@ def stage_videos(
         jobs: number of processes that index files.
         progress: show a bar; None shows one on a terminal.
         whole: whether files at URLs are read whole. Otherwise only their indexes are, where `fetch_index` can.
+        late: whether the indexes of files at URLs are read when a frame is first wanted, where metadata says which
+            frames the episodes have.
 
     Raises:
         MissingExtraError: PyAV is not installed.
@@ -109,7 +111,7 @@ def stage_videos(
     numbers = [number for part in missing.values() for number in part]
     total = sum(videos.files[number].size for number in numbers)
     with progress_bar(total, "videos", "B", progress) as bar, scratch_folder() as folder:
-        known = {} if whole else _known_files(videos, numbers, folder, jobs)
+        known = _known_files(videos, numbers, folder, jobs) if late else {}
         indexed = _indexed([videos.files[number] for number in numbers if number not in known], folder, jobs, whole)
         for each, part in missing.items():
             found: dict[int, VideoFile] = {}
@@ -142,8 +144,8 @@ def _known_files(
     """Returns the files whose indexes are read when a frame is first wanted, and the first files of their cameras.
 
     The former are files at URLs whose servers have names for their contents, and of which metadata says which frames
-    the episodes have. They are as the first file of their camera, which is indexed now: it must have a separate index,
-    and the declared rate.
+    the episodes have. They are as the first such file of which the source declares the same camera, which is indexed
+    now: it must have a separate index, and the declared rate.
 
     Args:
         videos: the cameras of the source.
@@ -154,20 +156,25 @@ def _known_files(
     Returns:
         Number of a file -> the file, without packets if its index is read later; or the error of a first file.
     """
-    first: dict[str, int] = {}
-    for number, declared in enumerate(videos.declared):
-        first.setdefault(declared.camera, number)
-    late = [each for each in numbers if each not in first.values() and _is_placed(videos, each)]
-    firsts = sorted({first[videos.declared[number].camera] for number in late})
+    first: dict[Hashable, int] = {}
+    placed = [number for number in range(len(videos.files)) if _is_placed(videos, number)]
+    for number in placed:
+        first.setdefault(_kind(videos.declared[number]), number)
+    firsts = set(first.values())
+    wanted = {*numbers} - firsts
+    late = [number for number in placed if number in wanted]
+    firsts = {first[_kind(videos.declared[number])] for number in late}
     result: dict[int, VideoFile | GearError] = {}
     for number, (path, found) in zip(
-        firsts, _indexed([videos.files[each] for each in firsts], folder, jobs, whole=False), strict=True
+        sorted(firsts),
+        _indexed([videos.files[each] for each in sorted(firsts)], folder, jobs, whole=False),
+        strict=True,
     ):
         result[number] = found
         path.unlink(missing_ok=True)
     for number in late:
         declared, file = videos.declared[number], videos.files[number]
-        camera = result[first[declared.camera]]
+        camera = result[first[_kind(declared)]]
         if isinstance(camera, VideoFile) and not camera.was_read and _has_rate(camera, declared):
             result[number] = replace(
                 camera,
@@ -181,11 +188,17 @@ def _known_files(
     return result
 
 
+def _kind(declared: DeclaredVideo) -> Hashable:
+    """Returns the camera of a file, and the frames that the source declares. Sources may have a camera of one name."""
+    return declared.camera, declared.height, declared.width, declared.fps, declared.codec
+
+
 def _is_placed(videos: SourceVideos, number: int) -> bool:
-    """Returns whether metadata alone says where the episodes of a file at a URL are."""
+    """Returns whether a file is at a URL, and metadata alone says where its episodes are."""
     file, places = videos.files[number], videos.declared[number].places
-    known = places is not None and declared_ranges(places) is not None
-    return known and file.filesystem is not None and bool(file.contents)
+    if file.filesystem is None or not file.contents or places is None:
+        return False
+    return declared_ranges(places) is not None
 
 
 def _rate(declared: DeclaredVideo) -> Fraction:

@@ -117,11 +117,14 @@ def video_checks(
 
 def _check(files: DatasetFiles, index: VideoIndex, number: int, threads: int, worker: WorkerProcess) -> None:
     """Checks a file in a worker process. `threads` decode all frames; 0: none is decoded."""
-    video = index.file(number)
-    seconds = SECONDS + video.size * SECONDS_PER_BYTE
-    if threads:
-        seconds += video.num_frames * video.height * video.width * _SECONDS_PER_PIXEL
     with _local(files, video_entry(files, index, number)) as path:
+        try:
+            video = index.file(number)
+        except RemoteError as failure:  # though the file was fetched
+            raise CorruptShardError(failure.message, file=index.listed(number).file, hint=_RESTORE) from failure
+        seconds = SECONDS + video.size * SECONDS_PER_BYTE
+        if threads:
+            seconds += video.num_frames * video.height * video.width * _SECONDS_PER_PIXEL
         error = worker.run(check_file, path, video, threads, file=str(path), seconds=seconds)
     if error is not None:
         raise error

@@ -86,6 +86,7 @@ class FetchedPackets:
             RemoteError: a file cannot be fetched.
             StorageFullError, UnwritableError: the cache cannot be written to.
         """
+        self._index.load(np.array([file for file, _, _ in ranges], np.int64))
         paged = [self._pages(file).has(first, last) for file, first, last in ranges]
         wanted = self._wanted(compress(ranges, paged))
         runs = list(self._runs(self._missing(wanted)))
@@ -252,7 +253,7 @@ class FetchedPackets:
         Its name is a hash of the file's checksum and the range.
         """
         first, last = self._pages(file).span(page)
-        name = xxhash.xxh3_128_hexdigest(f"{self._index.listed(file).checksum} {first} {last}".encode())
+        name = xxhash.xxh3_128_hexdigest(f"{self._index.file(file).checksum} {first} {last}".encode())
         return FileEntry(f"{self._urls[file]} [{first}:{last}]", last - first, f"xxh3-128:{name}")
 
     def _page(self, file: int, page: int, fetched: memoryview | None) -> memoryview:

@@ -11,10 +11,9 @@ import os
 from pathlib import Path
 
 from gear_data.storage.atomic import typed_write_errors
-from gear_data.storage.remote.range_reader import RangeReader
 
-#: Bytes that are fetched from the beginning of a file on. Half as many of `mdat` are fetched, wherever it begins: FFmpeg
-#: looks into the first packets.
+#: Bytes that are fetched from the beginning of a file on. Half as many of `mdat` are fetched, wherever it begins:
+#: FFmpeg looks into the first packets.
 _FRONT_BYTES = 32 << 10
 #: Bytes that are fetched from the header of another box on. An index of 2,000 frames has fewer.
 _AHEAD_BYTES = 128 << 10
@@ -27,7 +26,7 @@ _KNOWN = frozenset({b"ftyp", b"free", b"skip", b"wide", b"uuid", b"udta", b"meta
 _DIVIDED = b"mvex"
 
 
-def fetch_index(file: RangeReader, path: Path) -> bool:
+def fetch_index(file: io.RawIOBase, path: Path) -> bool:
     """Writes the index and the first packets of a file at a URL to a file of its size, with a hole for the rest.
 
     Args:
@@ -55,7 +54,7 @@ def fetch_index(file: RangeReader, path: Path) -> bool:
 class _Parts:
     """Parts of a file that were fetched: the first byte, and the bytes of each."""
 
-    def __init__(self, file: RangeReader) -> None:
+    def __init__(self, file: io.RawIOBase) -> None:
         self._file = file
         self.size = file.seek(0, io.SEEK_END)
         self.fetched: list[tuple[int, bytes]] = []

@@ -1,4 +1,4 @@
-"""LateIndexes: indexes of video files at URLs, read when a frame is first wanted, and kept in a cache."""
+"""LateIndexes: indexes of video files that are read when a frame is first wanted, and kept in a cache."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import logging
 import os
 import shutil
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -25,10 +24,9 @@ from gear_data.errors import CorruptShardError, CorruptSourceError, GearError
 from gear_data.storage.atomic import typed_write_errors
 from gear_data.storage.manifest import FileEntry
 from gear_data.storage.remote.cache import ShardCache
-from gear_data.storage.remote.range_reader import RangeReader, filesystem_of
 from gear_data.storage.videos.file_parts import fetch_index
+from gear_data.storage.videos.packed_index import is_whole, packed, unpacked
 from gear_data.video.file_index import VideoFile
-from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.indexing.indexer import process_workers
 
 #: Files whose indexes are fetched at once: now, and for later calls.
@@ -37,25 +35,30 @@ _REQUESTS, _REQUESTS_AHEAD = 32, 16
 _FILES_AHEAD = 128
 #: Bytes of an index: of each frame, and of the rest. A guess, for which the cache makes room.
 _FRAME_BYTES, _REST_BYTES = 32, 4096
-#: Bytes of the checksum before a kept index.
-_DIGEST_BYTES = 16
 _COPY_BYTES = 8 << 20
 _LEAVE_OUT = "restore the file at its URL and open the dataset again, or leave its episodes out: dataset[[...]]"
 
 _log = logging.getLogger(__name__)
 
+#: Opens a file: its number, its URL, its bytes, and the name of its contents -> what reads it.
+OpenFile = Callable[[int, str, int, str], io.RawIOBase]
+
 
 @dataclass(frozen=True, eq=False)
-class _Coming:
-    """The files whose indexes other threads of this process read.
+class _Ahead:
+    """The files whose indexes other threads of this process read for later calls.
 
     Attributes:
         process: the process.
         files: their numbers. A number is removed when its index is here, or could not be read.
+        todo: those that no thread has begun with.
+        threads: a place for each thread.
     """
 
     process: int = field(default_factory=os.getpid)
     files: set[int] = field(default_factory=set)
+    todo: deque[int] = field(default_factory=deque)
+    threads: deque[None] = field(default_factory=lambda: deque([None] * _REQUESTS_AHEAD))
 
 
 class LateIndexes:
@@ -64,16 +67,15 @@ class LateIndexes:
     Args:
         files: a table of `FILES_SCHEMA`, whose unindexed files have URLs.
         cache: keeps the indexes.
+        open_file: opens a file; picklable.
     """
 
-    def __init__(self, files: pa.Table, cache: ShardCache) -> None:
-        self._files, self._cache = files, cache
-        self._coming = _Coming()
-        #: Files whose indexes were in the cache. If an index was removed there, it is fetched again.
-        self._here: set[int] = set()
+    def __init__(self, files: pa.Table, cache: ShardCache, open_file: OpenFile) -> None:
+        self._files, self._cache, self._open_file = files, cache, open_file
+        self._ahead = _Ahead()
 
     def __reduce__(self) -> tuple[object, ...]:
-        return (LateIndexes, (self._files, self._cache))
+        return (LateIndexes, (self._files, self._cache, self._open_file))
 
     def read(self, number: int, expected: VideoFile, frames: int) -> VideoFile:
         video = replace(self._kept(number), file=expected.file)
@@ -105,6 +107,7 @@ class LateIndexes:
         missing = self._missing(numbers)
         if not missing:
             return
+        # The calling thread only waits. An interrupt in it would lose a worker process.
         threads = ThreadPoolExecutor(min(_REQUESTS, len(missing)), "gear-video")
         try:
             for _ in threads.map(self._fetch, missing):
@@ -114,61 +117,78 @@ class LateIndexes:
 
     def expect(self, numbers: Sequence[int]) -> Sequence[int]:
         missing = self._missing(numbers)
-        if self._coming.process != os.getpid():
+        if self._ahead.process != os.getpid():
             # The threads that read for a parent ended with the fork.
-            self._coming = _Coming()
-        coming = self._coming.files
-        new = deque(number for number in missing[:_FILES_AHEAD] if number not in coming)
-        while new and len(coming) + len(new) > _FILES_AHEAD:
-            new.pop()
-        coming.update(new)
-        try:
-            for _ in range(min(_REQUESTS_AHEAD, len(new))):
-                start_thread(self._fetch_all, (new, coming), "gear-video")
-        except BaseException:  # no further thread, or an interrupt
-            coming.difference_update(_taken(new))
-            raise
+            self._ahead = _Ahead()
+        ahead = self._ahead
+        for number in missing:
+            if number not in ahead.files and len(ahead.files) < _FILES_AHEAD:
+                ahead.todo.append(number)
+                ahead.files.add(number)
+        for _ in range(len(ahead.todo)):
+            try:
+                ahead.threads.pop()
+            except IndexError:
+                break  # all run
+            try:
+                start_thread(self._fetch_all, (ahead,), "gear-video")
+            except BaseException:  # no further thread, or an interrupt
+                ahead.threads.append(None)
+                raise
         return missing
 
-    def _fetch_all(self, numbers: deque[int], coming: set[int]) -> None:
+    def _fetch_all(self, ahead: _Ahead) -> None:
         """Fetches indexes into the cache until none is left."""
-        for number in _taken(numbers):
-            try:
-                self._fetch(number)
-            except Exception as error:  # of libraries, too: this may be the only thread
-                # The call that needs the index raises it again.
-                _log.debug("an index for a later call cannot be read: %s", error)
-            finally:
-                coming.discard(number)
+        try:
+            while ahead.todo:
+                self._fetch_next(ahead)
+        finally:
+            ahead.threads.append(None)
+
+    def _fetch_next(self, ahead: _Ahead) -> None:
+        try:
+            number = ahead.todo.popleft()
+        except IndexError:
+            return  # another thread took it
+        try:
+            self._fetch(number)
+        except Exception as error:  # of libraries, too: this may be the only thread
+            # The call that needs the index raises it again.
+            _log.debug("an index for a later call cannot be read: %s", error)
+        finally:
+            ahead.files.discard(number)
 
     def _missing(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the files whose indexes are not in the cache."""
-        unknown = [number for number in numbers if number not in self._here]
-        self._here.update(number for number in unknown if self._cache.holds(self._entry(number)))
-        return [number for number in unknown if number not in self._here]
+        """Returns the files whose indexes are not in the cache. The others are used now."""
+        return [number for number in numbers if not self._cache.mark_used(self._entry(number))]
 
     def _fetch(self, number: int) -> None:
         """Puts the index of a file into the cache, if it is not there."""
-        entry = self._entry(number)
-        with self._cache.use(entry, partial(self._download, number), self._value("file", number), _is_sound):
-            self._here.add(number)
+        with self._cache.use(self._entry(number), partial(self._download, number), self._url(number), _is_sound):
+            pass
 
     def _kept(self, number: int) -> VideoFile:
         """Returns the index of a file from the cache. It is fetched if it is missing or damaged there."""
-        entry, download = self._entry(number), partial(self._download, number)
+        entry, download = self._entry(number), partial(self._download_aside, number)
         for _ in range(2):
-            with self._cache.use(entry, download, self._value("file", number), _is_sound) as path:
+            self.load([number])
+            with self._cache.use(entry, download, self._url(number), _is_sound) as path:
                 data = path.read_bytes()
-                if _is_whole(data):
-                    return _unpacked(data)
+                if is_whole(data):
+                    return unpacked(data)
                 path.unlink(missing_ok=True)
         raise CorruptShardError("is damaged each time it is read", file=str(path), hint="check the disk of the cache")
+
+    def _download_aside(self, number: int, target: BinaryIO) -> None:
+        """Does what `_download` does, in another thread: see `load`. A small cache may have removed an index again."""
+        with ThreadPoolExecutor(1, "gear-video") as thread:
+            thread.submit(self._download, number, target).result()
 
     def _download(self, number: int, target: BinaryIO) -> None:
         """Reads the index of a file, and writes it as the cache keeps it."""
         with scratch_folder() as folder:
             video = self._indexed(number, folder / "video")
-        target.write(_packed(video))
+        target.write(packed(video))
         target.truncate()
 
     def _indexed(self, number: int, path: Path) -> VideoFile:
@@ -178,61 +198,36 @@ class LateIndexes:
             number: of the file.
             path: a place for parts of it, or for the whole file if parts are not enough.
         """
-        url, contents = (self._value(name, number) for name in ("file", "checksum"))
-        filesystem, name = filesystem_of(url)
-        reader = RangeReader(filesystem, name, self._value("bytes", number), url, contents)
+        url, contents = self._url(number), self._value("checksum", number)
+        file = self._open_file(number, url, self._value("bytes", number), contents)
         result: VideoFile | GearError | None = None
-        if fetch_index(reader, path):
+        if fetch_index(file, path):
             result = process_workers().index(path, url, contents)
         if result is None or isinstance(result, CorruptSourceError):
             # FFmpeg may need more of it than its first packets. If it is damaged, the whole file says how.
-            reader.seek(0)
-            with typed_write_errors(path), path.open("wb") as file:
-                shutil.copyfileobj(reader, file, _COPY_BYTES)
-            result = process_workers().index(path, url, contents)
+            file.seek(0)
+            with typed_write_errors(path), path.open("wb") as copy:
+                shutil.copyfileobj(file, copy, _COPY_BYTES)
+            result = process_workers().index(path, url, "")
         if isinstance(result, CorruptSourceError):
             raise CorruptShardError(result.message, file=url, hint=_LEAVE_OUT) from result
         if isinstance(result, GearError):
             raise result
-        return result
+        return replace(result, checksum=contents)
 
     def _entry(self, number: int) -> FileEntry:
-        """Returns the entry of an index in the cache. Its name is a hash of the name of the file's contents."""
-        text = f"index {self._value('checksum', number)}"
-        size = _REST_BYTES - _FRAME_BYTES * self._value("packets", number)
-        return FileEntry(
-            f"{self._value('file', number)} [index]", size, f"xxh3-128:{xxhash.xxh3_128_hexdigest(text.encode())}"
-        )
+        """Returns the entry of an index in the cache. Its name is a hash of what the file is."""
+        url, size = self._url(number), self._value("bytes", number)
+        text = f"index 1 {self._value('checksum', number)} {size} {url}"
+        room = _REST_BYTES - _FRAME_BYTES * self._value("packets", number)
+        return FileEntry(f"{url} [index]", room, f"xxh3-128:{xxhash.xxh3_128_hexdigest(text.encode())}")
+
+    def _url(self, number: int) -> str:
+        return str(self._value("file", number))
 
     def _value(self, column: str, number: int) -> Any:
         return self._files.column(column)[number].as_py()
 
 
-def _packed(video: VideoFile) -> bytes:
-    """Returns an index as bytes: a checksum, and the two tables of `index_tables` as Arrow streams."""
-    sink = io.BytesIO()
-    for table in index_tables([video]):
-        with pa.ipc.new_stream(sink, table.schema) as writer:
-            writer.write_table(table)
-    return xxhash.xxh3_128_digest(sink.getvalue()) + sink.getvalue()
-
-
-def _unpacked(data: bytes) -> VideoFile:
-    source = pa.BufferReader(pa.py_buffer(data).slice(_DIGEST_BYTES))
-    files, packets = (pa.ipc.open_stream(source).read_all() for _ in range(2))
-    return VideoIndex(files, packets, "an index in the cache").file(0)
-
-
-def _is_whole(data: bytes) -> bool:
-    return data[:_DIGEST_BYTES] == xxhash.xxh3_128_digest(memoryview(data)[_DIGEST_BYTES:])
-
-
 def _is_sound(path: Path) -> bool:
-    return _is_whole(path.read_bytes())
-
-
-def _taken(numbers: deque[int]) -> Iterable[int]:
-    """Takes numbers, the first one first, until none is left. Other threads take from them, too."""
-    with suppress(IndexError):
-        while True:
-            yield numbers.popleft()
+    return is_whole(path.read_bytes())

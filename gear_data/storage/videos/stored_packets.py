@@ -13,6 +13,7 @@ from gear_data.storage.arrow_files import read_table
 from gear_data.storage.dataset_files import DatasetFiles, cache_of
 from gear_data.storage.manifest import Manifest, check_inside
 from gear_data.storage.remote.cache import ShardCache, default_folder
+from gear_data.storage.remote.range_reader import RangeReader, filesystem_of
 from gear_data.storage.videos.mapped import mapped_packets
 from gear_data.video.index_tables import (
     FILES_SCHEMA,
@@ -109,8 +110,14 @@ def video_index(files: DatasetFiles, listed: pa.Table, packets: pa.Table) -> Vid
     if listed.schema.equals(FILES_SCHEMA) and (listed.column("packets").to_numpy() < 0).any():
         from gear_data.storage.videos.late_indexes import LateIndexes
 
-        reader = LateIndexes(listed, _cache(files))
+        reader = LateIndexes(listed, _cache(files), getattr(files, "open_video", open_url))
     return VideoIndex(listed, packets, str(files.location), reader)
+
+
+def open_url(number: int, url: str, size: int, contents: str) -> RangeReader:
+    """Opens a video file at a URL: see `OpenFile`."""
+    filesystem, path = filesystem_of(url)
+    return RangeReader(filesystem, path, size, url, contents)
 
 
 def read_video_index(files: DatasetFiles, manifest: Manifest) -> VideoIndex:

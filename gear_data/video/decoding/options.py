@@ -18,8 +18,8 @@ class DecodeOptions:
     """How a `FrameReader` decodes.
 
     Attributes:
-        threads: threads that decode, at least 1. None: the cores that this process may use. Calls at the same time share
-            them, and each has one.
+        threads: threads that decode, at least 1. None: the cores that this process may use. Calls at the same time
+            share them, and each has one.
         backend: `pyav`, `torchcodec`, `nvdec` (a GPU decodes, through torchcodec; not run on a GPU yet), or `auto`,
             which is `pyav`.
         size: (height, width) of the frames that are read. None: as in the file.

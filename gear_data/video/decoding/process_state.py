@@ -37,7 +37,7 @@ class ProcessState:
         self._idle: dict[Hashable, list[Decoder]] = {}
         self._executors: dict[int, ThreadPoolExecutor] = {}
         #: One of each call that decodes now.
-        self._calls: set[object] = set()
+        self._calls: set[int] = set()
         #: Groups that a thread decodes now.
         self._groups: dict[Hashable, threading.Event] = {}
 
@@ -75,7 +75,8 @@ class ProcessState:
     @contextmanager
     def decoding(self) -> Iterator[int]:
         """Counts the calls that decode in their own threads. Yields their number, with this one."""
-        mine = object()
+        # An interrupt may leave the number behind. The next call of the thread removes it.
+        mine = threading.get_ident()
         try:
             with self._lock:
                 self._calls.add(mine)

@@ -99,6 +99,6 @@ def check_frames(index: VideoIndex, file: Int64Array, frame: Int64Array) -> None
         at = int(wrong.argmax())
         raise InvalidArgumentError(
             f"frame {frame[at]} does not exist",
-            file=index.file(int(file[at])).file,
+            file=index.listed(int(file[at])).file,
             hint=f"the file has {counts[at]} frames",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import queue
 from collections import deque
@@ -101,7 +100,7 @@ _of_process: dict[int, IndexWorkers] = {}
 
 
 def process_workers() -> IndexWorkers:
-    """Returns worker processes that live as long as this process.
+    """Returns worker processes that live as long as this process. Ask them in a thread that no interrupt ends.
 
     Raises:
         MissingExtraError: PyAV is not installed.
@@ -109,12 +108,5 @@ def process_workers() -> IndexWorkers:
     import_extra("av", "video")
     process = os.getpid()
     if process not in _of_process:
-        workers = IndexWorkers(min(_KEPT, usable_cores()))
-        if _of_process.setdefault(process, workers) is workers:
-            atexit.register(_kill, process)
+        _of_process.setdefault(process, IndexWorkers(min(_KEPT, usable_cores())))
     return _of_process[process]
-
-
-def _kill(process: int) -> None:
-    if process == os.getpid():
-        _of_process[process].kill()

@@ -7,7 +7,6 @@ with its parent.
 
 from __future__ import annotations
 
-import signal
 import sys
 from contextlib import suppress
 from multiprocessing.connection import Connection
@@ -39,8 +38,6 @@ def serve(connection: Connection[Any, Any]) -> None:
 
 
 if __name__ == "__main__":
-    # A terminal interrupts all processes. The parent ends this one.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     limit_memory(MEMORY_BYTES)
     with Connection(int(sys.argv[1])) as inherited:
         serve(inherited)

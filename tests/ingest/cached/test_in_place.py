@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import re
+import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.server.shard_server import ShardServer
+from gear_data.dataset.stores.remote import RemoteDatasetFiles
 from gear_data.errors import CorruptShardError, GearError, RemoteError, VersionError
 from gear_data.storage import manifest as manifests
 from gear_data.storage.dataset_files import FolderFiles
@@ -46,6 +48,7 @@ pytestmark = pytest.mark.processes
 _NAMES = ("front", "wrist")
 CAMERAS = tuple(f"observations.images.{name}" for name in _NAMES)
 URL = "s3://bucket/robot"
+_SKIP = gear_data.ConvertOptions(on_bad_episode="skip")
 _EPISODES = "meta/episodes.jsonl"
 
 
@@ -97,6 +100,8 @@ def upload(folder: Path) -> Any:
     import s3fs
 
     filesystem = s3fs.S3FileSystem(skip_instance_cache=True)
+    if filesystem.exists("bucket/robot"):  # of an earlier test
+        filesystem.rm("bucket/robot", recursive=True)
     filesystem.put(f"{folder}/", "bucket/robot", recursive=True)
     return filesystem
 
@@ -203,15 +208,26 @@ def test_indexes_of_files_with_several_episodes(
         np.testing.assert_array_equal(dataset[2][camera][:], frames[7:])
 
 
-def test_nodes_and_workers_read_indexes_late(server: S3Server, robot: Path) -> None:
+def test_nodes_and_workers_read_indexes_late(
+    server: S3Server, robot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     upload(robot)
     dataset, local = gear_data.open(URL), gear_data.open(robot)
     served = ShardServer(FolderFiles(Path(dataset.path)))
     node = FlightServer(served, Address("127.0.0.1", 0), ServerCredentials())
+    opened: list[int] = []
+    open_video = RemoteDatasetFiles.open_video
+
+    def counted(files: RemoteDatasetFiles, number: int, *arguments: Any) -> Any:
+        opened.append(number)
+        return open_video(files, number, *arguments)
+
+    monkeypatch.setattr(RemoteDatasetFiles, "open_video", counted)
     try:
-        check_frames(gear_data.open(f"gear://127.0.0.1:{node.port}"), local)
+        check_frames(gear_data.open(f"gear://127.0.0.1:{node.port}", cache_dir=tmp_path / "client"), local)
     finally:
         node.shutdown()
+    assert len(opened) == 6, "a client needs no access to the bucket"
     windows = gear_data.WindowDataset(gear_data.open(URL), context=2, preset="raw", columns=[CAMERAS[0]])
     same = gear_data.WindowDataset(local, context=2, preset="raw", columns=[CAMERAS[0]])
     for context in ("fork", "spawn"):
@@ -245,6 +261,56 @@ def test_a_late_index_of_another_video_is_an_error(server: S3Server, robot: Path
     assert [check.file.rpartition("/")[2] for check in report.shards if not check.ok] == [
         f"episode_00000{number}.mp4" for number in (1, 2, 3)
     ]
+
+
+def test_a_later_batch_of_a_bad_video_does_not_fail_earlier_ones(server: S3Server, robot: Path) -> None:
+    path = sorted((robot / "videos/chunk-000/observation.images.wrist").iterdir())[-1]
+    local = gear_data.open(robot)
+    encode(path, ENCODINGS["h264"], frames=3, height=192, width=256)
+    upload(robot)
+    options: dict[str, Any] = {"batch_size": 8, "columns": [CAMERAS[1]], "preset": "raw", "framework": "numpy"}
+    options |= {"context": 1, "sampler": "fifo", "steps": 40}
+    loaders = [gear_data.SequenceLoader(dataset, **options) for dataset in (gear_data.open(URL), local)]
+    checked = 0
+    with pytest.raises(CorruptShardError, match=r"episode_000003.mp4: has 3 frames"):
+        for batch, wanted in zip(*loaders, strict=True):
+            checked += 1
+            np.testing.assert_array_equal(batch[CAMERAS[1]], wanted[CAMERAS[1]])
+    assert checked == sum(local[episode].length for episode in range(3)) // 8
+
+
+def test_bad_videos_are_left_out_when_the_dataset_is_opened(server: S3Server, robot: Path) -> None:
+    paths = sorted((robot / "videos/chunk-000/observation.images.wrist").iterdir())
+    encode(paths[1], ENCODINGS["h264"], frames=3, height=192, width=256)
+    upload(robot)
+    dataset = gear_data.open(URL, convert=_SKIP)
+    assert len(dataset) == 3 and "unindexed" not in dataset.manifest.provenance["videos"]
+    np.testing.assert_array_equal(dataset[1][CAMERAS[1]][:], decoded(paths[2]))
+
+
+def test_statistics_are_left_out_of_a_saved_view_with_a_bad_video(
+    server: S3Server, robot: Path, tmp_path: Path
+) -> None:
+    path = sorted((robot / "videos/chunk-000/observation.images.wrist").iterdir())[-1]
+    encode(path, ENCODINGS["h264"], frames=3, height=192, width=256)
+    upload(robot)
+    gear_data.open(URL)[1:].save(tmp_path / "saved")
+    saved = gear_data.open(tmp_path / "saved")
+    found = [each for each in saved.manifest.findings if each["code"] == "video-statistics-left-out"]
+    assert any("has 3 frames" in each["message"] for each in found), saved.manifest.findings
+    np.testing.assert_array_equal(saved[0][CAMERAS[0]][:], gear_data.open(robot, convert=_SKIP)[1][CAMERAS[0]][:])
+
+
+def test_local_and_remote_sets_together(server: S3Server, robot: Path, tmp_path: Path) -> None:
+    """A camera of one name in a local set and in one in a bucket, whose other frames have another size."""
+    shutil.copytree(robot, tmp_path / "local")
+    upload(robot)
+    before = {path: path.read_bytes() for path in (tmp_path / "local").rglob("*.mp4")}
+    both, local = gear_data.open([tmp_path / "local", URL]), gear_data.open(robot)
+    check_frames(both[4:], local)
+    check_frames(both[:4], local)
+    assert both.manifest.provenance["videos"]["unindexed"] == 6
+    assert {path: path.read_bytes() for path in before} == before
 
 
 def test_an_index_that_was_damaged_in_the_cache_is_read_again(
@@ -350,6 +416,7 @@ from gear_data.cluster.addresses import Address
 from gear_data.cluster.credentials import ServerCredentials
 from gear_data.cluster.flight.server import FlightServer
 from gear_data.cluster.server.shard_server import ShardServer
+from gear_data.dataset.stores.remote import RemoteDatasetFiles
 from gear_data.storage.dataset_files import FolderFiles
 from gear_data.errors import GearError
 from gear_data.storage.videos import file_parts

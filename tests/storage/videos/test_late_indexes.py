@@ -20,6 +20,7 @@ from gear_data.errors import CorruptShardError, RemoteError
 from gear_data.storage.remote.cache import ShardCache
 from gear_data.storage.videos import late_indexes
 from gear_data.storage.videos.late_indexes import LateIndexes
+from gear_data.storage.videos.stored_packets import open_url
 from gear_data.video.file_index import NO_PACKETS, VideoFile
 from gear_data.video.index_tables import VideoIndex, index_tables
 from gear_data.video.indexing.demux import index_file
@@ -90,7 +91,7 @@ def listed(videos: list[Path]) -> list[VideoFile]:
 def index_of(listed: list[VideoFile], cache: Path, frames: int | None = None) -> VideoIndex:
     counts = {number: FRAMES + number if frames is None else frames for number in range(len(listed))}
     files, packets = index_tables(listed, counts)
-    return VideoIndex(files, packets, "test", LateIndexes(files, ShardCache(cache, None)))
+    return VideoIndex(files, packets, "test", LateIndexes(files, ShardCache(cache, None), open_url))
 
 
 def test_the_index_is_that_of_the_file(

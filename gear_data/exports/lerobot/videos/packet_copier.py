@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from gear_data.common.extras import import_extra
 from gear_data.dataset.cameras.stored_videos import StoredVideos
 from gear_data.errors import CorruptShardError
 from gear_data.video.file_index import KEY
+from gear_data.video.packet_file import PacketFile
 
 #: Bytes of packets that are read together.
 _BYTES_AT_ONCE = 8 << 20
@@ -46,7 +46,7 @@ class PacketCopier:
         path.parent.mkdir(parents=True, exist_ok=True)
         self._container: Any = self._av.open(str(path), "w")
         try:
-            with self._av.open(_VideoBytes(videos, number)) as source:
+            with self._av.open(PacketFile(videos.packets, number, videos.index.listed(number).size)) as source:
                 self._stream = self._container.add_stream_from_template(source.streams.video[0], opaque=True)
         except BaseException:
             self._container.close()
@@ -102,32 +102,3 @@ def _format(videos: StoredVideos, number: int) -> tuple[Any, ...]:
     """Returns codec, parameters and frame size, which one MP4 file has once."""
     video = videos.index.file(number)
     return video.codec, video.extradata, video.pixel_format, video.height, video.width
-
-
-class _VideoBytes(io.RawIOBase):
-    """A video file of a dataset as a file object."""
-
-    def __init__(self, videos: StoredVideos, number: int) -> None:
-        self._videos, self._number = videos, number
-        self._size = videos.index.file(number).size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, buffer: Any) -> int:
-        count = max(0, min(len(buffer), self._size - self._at))
-        (found,) = self._videos.packets.read([(self._number, self._at, self._at + count)])
-        buffer[:count] = found
-        self._at += count
-        return count
