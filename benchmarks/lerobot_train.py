@@ -8,8 +8,9 @@ a process. In each round each is started and measured twice: without training, f
 `--step` seconds after each batch, for the share of time that training waits. Processor-seconds are those of the process
 and its workers without training; they depend less on what else the machine does.
 
-Ratios are of the same round, and the tables give medians. gear-data keeps 256 MiB of decoded frames in each process.
-LeRobot decodes by PyAV; `--backend torchcodec` needs the system's FFmpeg.
+Ratios are of the same round, and the tables give medians. *Plain decoding* is the limit of what reads every frame with
+FFmpeg: it decodes the files from begin to end in one thread, each frame once. gear-data keeps 256 MiB of decoded frames
+in each process. LeRobot decodes by PyAV; `--backend torchcodec` needs the system's FFmpeg.
 
 `--quick` shows that all parts run; its figures mean little.
 """
@@ -45,6 +46,8 @@ from filming.data import CODECS, Size, write_lerobot
 
 ENVIRONMENT = "lerobot-0.6"
 DATASETS = {"gear": "gear-data", "lerobot": "LeRobot"}
+#: Decodes each frame once, in one thread.
+PLAIN = "plain"
 #: gear-data's frames per second divided by LeRobot's, with the same workers.
 TARGET = 5.0
 FULL: dict[str, Any] = {
@@ -59,7 +62,7 @@ QUICK: dict[str, Any] = {
 
 def contender(dataset: str, workers: int, args: argparse.Namespace) -> Contender:
     arguments = ("--dataset", dataset, "--workers", str(workers), "--window", str(args.window))
-    title = f"{DATASETS[dataset]}, {workers} workers"
+    title = "plain decoding, one thread" if dataset == PLAIN else f"{DATASETS[dataset]}, {workers} workers"
     return Contender(
         f"{dataset} {workers}", title, "lerobot_training.py", "source", ENVIRONMENT,
         (*arguments, "--backend", args.backend),
@@ -87,11 +90,10 @@ def measure(wanted: Contender, source: Path, args: argparse.Namespace) -> dict[s
 
 
 def race(source: Path, args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Returns a row for each number of workers and dataset, with its rounds, or the reason of its failure."""
+    """Returns a row for each number of workers and dataset, and for the limit: its rounds, or why it failed."""
     rows: list[dict[str, Any]] = [
         {"dataset": dataset, "workers": workers, "contender": contender(dataset, workers, args), "rounds": []}
-        for workers in args.workers
-        for dataset in DATASETS
+        for dataset, workers in [*((each, count) for count in args.workers for each in DATASETS), (PLAIN, 0)]
     ]
     for number in range(args.rounds):
         for row in rows:
@@ -129,6 +131,15 @@ def ratios(rows: Sequence[Mapping[str, Any]], workers: int) -> list[float]:
     if "failure" in ours or "failure" in theirs:
         return []
     return [a / b for a, b in zip(rates(ours), rates(theirs), strict=True)]
+
+
+def limits(rows: Sequence[Mapping[str, Any]], workers: int) -> list[float]:
+    """Returns LeRobot's processor-seconds divided by those of plain decoding, of each round; empty if one failed."""
+    wanted = [("lerobot", workers), (PLAIN, 0)]
+    theirs, plain = (next(row for row in rows if (row["dataset"], row["workers"]) == each) for each in wanted)
+    if "failure" in theirs or "failure" in plain:
+        return []
+    return [a / b for a, b in zip(processor(theirs), processor(plain), strict=True)]
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -195,6 +206,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 if found:
                     ratio = statistics.median(found)
                     judged = f"{ratio:.2f} (target {TARGET:g}: {'met' if ratio >= TARGET else 'missed'})"
+                limit = limits(rows, workers)
+                if limit:
+                    judged += f"; plain decoding with as many cores as LeRobot had: {statistics.median(limit):.2f}"
                 print(f"{workers} workers, gear-data to LeRobot: {judged}", flush=True)
             ratio_of = {str(workers): ratios(rows, workers) for workers in args.workers}
             record["tables"].append({"codec": codec, "rows": rows, "ratios": ratio_of})

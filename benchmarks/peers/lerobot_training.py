@@ -1,4 +1,6 @@
-"""Contender of benchmarks/lerobot_train.py: the DataLoader of `lerobot-train`, with one of two datasets.
+"""Contender of benchmarks/lerobot_train.py: the DataLoader of `lerobot-train`, with one of two datasets, or the limit.
+
+The limit, `--dataset plain`, decodes the files from begin to end by PyAV in one thread, each frame once.
 
 --data is a LeRobot dataset. The process prints a line when it is ready. For each line `SECONDS STEP` it draws batches
 for that many seconds. After each batch it sleeps for STEP seconds, as a step on an accelerator would.
@@ -19,6 +21,7 @@ from typing import Any
 from harness import claim_stdout, parse_arguments, say, versions_of
 
 CLASSES = {"gear": "gear_data.integrations.lerobot", "lerobot": "lerobot.datasets.lerobot_dataset"}
+PLAIN = "plain"
 
 
 def batches(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -46,6 +49,24 @@ def batches(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield from loader
 
 
+def plain_batches(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yields batches of frames in the order of the files: `batch_size` times a window of one camera."""
+    import av
+    import numpy as np
+
+    frames = []
+    while True:
+        for file in sorted(args.data.rglob("*.mp4")):
+            with av.open(str(file)) as container:
+                container.streams.video[0].codec_context.thread_count = 1
+                for frame in container.decode(video=0):
+                    frames.append(frame.to_ndarray(format="rgb24"))
+                    if len(frames) == args.batch_size * args.window:
+                        stacked = np.stack(frames)
+                        yield {"observation.images.all": stacked.reshape(args.batch_size, -1, *stacked.shape[1:])}
+                        frames.clear()
+
+
 def processor_seconds() -> float:
     """Returns the processor time of this process and its workers so far, from Linux's /proc."""
     ticks = 0
@@ -56,7 +77,7 @@ def processor_seconds() -> float:
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--dataset", choices=CLASSES, required=True, help="whose dataset class")
+    parser.add_argument("--dataset", choices=[*CLASSES, PLAIN], required=True, help="whose dataset class")
     parser.add_argument("--backend", default="pyav", help="LeRobot's decoder: torchcodec or pyav (default pyav)")
     parser.add_argument("--workers", type=int, default=0, help="workers of the DataLoader (default 0)")
     parser.add_argument("--window", type=int, default=8, help="steps of a sample (default 8)")
@@ -65,7 +86,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def main() -> None:
     args = parse_arguments(__doc__ or "", configure)
     out = claim_stdout()
-    drawn = batches(args)
+    drawn = plain_batches(args) if args.dataset == PLAIN else batches(args)
     # The first batch opens the dataset, compiles kernels, and starts the workers. These fill their queues meanwhile.
     for _ in range(1 + 2 * args.workers):
         next(drawn)
@@ -87,7 +108,7 @@ def main() -> None:
             "seconds": time.perf_counter() - begun,
             "processor": processor_seconds() - used,
             "waited": waited,
-            "versions": versions_of("lerobot", "torch", "av"),
+            "versions": versions_of(*(() if args.dataset == PLAIN else ("lerobot", "torch")), "av"),
         }
         say(out, record)
 
