@@ -6,6 +6,7 @@ import io
 import logging
 import os
 import shutil
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,6 +37,8 @@ _FILES_AHEAD = 128
 #: Bytes of an index: of each frame, and of the rest. A guess, for which the cache makes room.
 _FRAME_BYTES, _REST_BYTES = 32, 4096
 _COPY_BYTES = 8 << 20
+#: Seconds for which an index is taken to be in the cache. It may be removed: then it is fetched again, alone.
+_SEEN_SECONDS = 30.0
 _LEAVE_OUT = "restore the file at its URL and open the dataset again, or leave its episodes out: dataset[[...]]"
 
 _log = logging.getLogger(__name__)
@@ -53,10 +56,12 @@ class _Ahead:
         files: their numbers. A number is removed when its index is here, or could not be read.
         todo: those that no thread has begun with.
         threads: a place for each thread.
+        failed: files that could not be read. The call that needs one tries again.
     """
 
     process: int = field(default_factory=os.getpid)
     files: set[int] = field(default_factory=set)
+    failed: set[int] = field(default_factory=set)
     todo: deque[int] = field(default_factory=deque)
     threads: deque[None] = field(default_factory=lambda: deque([None] * _REQUESTS_AHEAD))
 
@@ -73,6 +78,8 @@ class LateIndexes:
     def __init__(self, files: pa.Table, cache: ShardCache, open_file: OpenFile) -> None:
         self._files, self._cache, self._open_file = files, cache, open_file
         self._ahead = _Ahead()
+        #: File -> the time until which its index is taken to be in the cache.
+        self._seen: dict[int, float] = {}
 
     def __reduce__(self) -> tuple[object, ...]:
         return (LateIndexes, (self._files, self._cache, self._open_file))
@@ -122,7 +129,9 @@ class LateIndexes:
             self._ahead = _Ahead()
         ahead = self._ahead
         for number in missing:
-            if number not in ahead.files and len(ahead.files) < _FILES_AHEAD:
+            if number in ahead.files or number in ahead.failed:
+                continue
+            if len(ahead.files) < _FILES_AHEAD:
                 ahead.todo.append(number)
                 ahead.files.add(number)
         for _ in range(len(ahead.todo)):
@@ -154,13 +163,26 @@ class LateIndexes:
             self._fetch(number)
         except Exception as error:  # of libraries, too: this may be the only thread
             # The call that needs the index raises it again.
+            ahead.failed.add(number)
             _log.debug("an index for a later call cannot be read: %s", error)
         finally:
             ahead.files.discard(number)
 
     def _missing(self, numbers: Sequence[int]) -> list[int]:
-        """Returns the files whose indexes are not in the cache. The others are used now."""
-        return [number for number in numbers if not self._cache.mark_used(self._entry(number))]
+        """Returns the files whose indexes are not in the cache.
+
+        The others are marked as used, but not more often than once in `_SEEN_SECONDS`.
+        """
+        now = time.monotonic()
+        missing = []
+        for number in numbers:
+            if self._seen.get(number, now) > now:
+                continue
+            if self._cache.mark_used(self._entry(number)):
+                self._seen[number] = now + _SEEN_SECONDS
+            else:
+                missing.append(number)
+        return missing
 
     def _fetch(self, number: int) -> None:
         """Puts the index of a file into the cache, if it is not there."""
@@ -171,8 +193,7 @@ class LateIndexes:
         """Returns the index of a file from the cache. It is fetched if it is missing or damaged there."""
         entry, download = self._entry(number), partial(self._download_aside, number)
         for _ in range(2):
-            self.load([number])
-            with self._cache.use(entry, download, self._url(number), _is_sound) as path:
+            with self._cache.use(entry, download, self._url(number), _is_sound) as path, typed_write_errors(path):
                 data = path.read_bytes()
                 if is_whole(data):
                     return unpacked(data)
@@ -180,7 +201,7 @@ class LateIndexes:
         raise CorruptShardError("is damaged each time it is read", file=str(path), hint="check the disk of the cache")
 
     def _download_aside(self, number: int, target: BinaryIO) -> None:
-        """Does what `_download` does, in another thread: see `load`. A small cache may have removed an index again."""
+        """Does what `_download` does, in another thread: see `load`."""
         with ThreadPoolExecutor(1, "gear-video") as thread:
             thread.submit(self._download, number, target).result()
 
@@ -199,20 +220,22 @@ class LateIndexes:
             path: a place for parts of it, or for the whole file if parts are not enough.
         """
         url, contents = self._url(number), self._value("checksum", number)
-        file = self._open_file(number, url, self._value("bytes", number), contents)
+        file, workers = self._open_file(number, url, self._value("bytes", number), contents), process_workers()
         result: VideoFile | GearError | None = None
-        if fetch_index(file, path):
-            result = process_workers().index(path, url, contents)
-        if result is None or isinstance(result, CorruptSourceError):
-            # FFmpeg may need more of it than its first packets. If it is damaged, the whole file says how.
-            file.seek(0)
-            with typed_write_errors(path), path.open("wb") as copy:
-                shutil.copyfileobj(file, copy, _COPY_BYTES)
-            result = process_workers().index(path, url, "")
-        if isinstance(result, CorruptSourceError):
-            raise CorruptShardError(result.message, file=url, hint=_LEAVE_OUT) from result
-        if isinstance(result, GearError):
-            raise result
+        try:
+            if fetch_index(file, path):
+                result = workers.index(path, url, contents)
+            if result is None or isinstance(result, CorruptSourceError):
+                # FFmpeg may need more of it than its first packets. If it is damaged, the whole file says how.
+                with workers.whole:
+                    file.seek(0)
+                    with typed_write_errors(path), path.open("wb") as copy:
+                        shutil.copyfileobj(file, copy, _COPY_BYTES)
+                    result = workers.index(path, url, "")
+            if isinstance(result, GearError):
+                raise result
+        except (CorruptSourceError, CorruptShardError) as error:  # the latter is of a node, and names the node
+            raise CorruptShardError(error.message, file=url, hint=_LEAVE_OUT) from error
         return replace(result, checksum=contents)
 
     def _entry(self, number: int) -> FileEntry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,6 +24,8 @@ SECONDS, SECONDS_PER_BYTE = 60.0, 2e-7
 _AHEAD = 4
 #: Most workers that a process keeps. Indexing takes 10 ms of a processor for a file.
 _KEPT = 2
+#: Whole files that are copied at once.
+_WHOLE = 4
 
 
 def index_files(inputs: Iterable[tuple[Path, str, str]], jobs: int) -> Iterator[VideoFile | GearError]:
@@ -62,9 +65,13 @@ class IndexWorkers:
 
     Args:
         count: number of processes.
+
+    Attributes:
+        whole: a thread holds it while it has a local copy of a whole file. A few do at once.
     """
 
     def __init__(self, count: int) -> None:
+        self.whole = threading.Semaphore(_WHOLE)
         self._all = [WorkerProcess() for _ in range(count)]
         self._idle: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
         for worker in self._all:

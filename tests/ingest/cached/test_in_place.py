@@ -208,13 +208,15 @@ def test_indexes_of_files_with_several_episodes(
         np.testing.assert_array_equal(dataset[2][camera][:], frames[7:])
 
 
-def test_nodes_and_workers_read_indexes_late(
-    server: S3Server, robot: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_clients_of_nodes_read_indexes_late(
+    server: S3Server, robot: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """By way of the node, which may use the same cache: a client needs no access to the bucket."""
+    local = gear_data.open(robot)
+    wanted = [local[episode][CAMERAS[1]][:] for episode in range(3)]
+    bad = robot / "videos/chunk-000/observation.images.wrist/episode_000003.mp4"
+    bad.write_bytes(b"no video, and long enough to be taken for one")
     upload(robot)
-    dataset, local = gear_data.open(URL), gear_data.open(robot)
-    served = ShardServer(FolderFiles(Path(dataset.path)))
-    node = FlightServer(served, Address("127.0.0.1", 0), ServerCredentials())
     opened: list[int] = []
     open_video = RemoteDatasetFiles.open_video
 
@@ -223,17 +225,27 @@ def test_nodes_and_workers_read_indexes_late(
         return open_video(files, number, *arguments)
 
     monkeypatch.setattr(RemoteDatasetFiles, "open_video", counted)
+    served = ShardServer(FolderFiles(Path(gear_data.open(URL).path)))
+    node = FlightServer(served, Address("127.0.0.1", 0), ServerCredentials())
     try:
-        check_frames(gear_data.open(f"gear://127.0.0.1:{node.port}", cache_dir=tmp_path / "client"), local)
+        remote = gear_data.open(f"gear://127.0.0.1:{node.port}")
+        for episode, frames in enumerate(wanted):
+            np.testing.assert_array_equal(remote[episode][CAMERAS[1]][:], frames)
+        assert len(opened) == 2
+        with pytest.raises(CorruptShardError, match=r"s3://bucket/\S+wrist/episode_000003.mp4: FFmpeg cannot read it"):
+            remote[3][CAMERAS[1]][:]
     finally:
         node.shutdown()
-    assert len(opened) == 6, "a client needs no access to the bucket"
-    windows = gear_data.WindowDataset(gear_data.open(URL), context=2, preset="raw", columns=[CAMERAS[0]])
-    same = gear_data.WindowDataset(local, context=2, preset="raw", columns=[CAMERAS[0]])
-    for context in ("fork", "spawn"):
-        loader = torch.utils.data.DataLoader(windows, batch_size=16, num_workers=2, multiprocessing_context=context)
-        for batch, wanted in zip(loader, torch.utils.data.DataLoader(same, batch_size=16), strict=True):
-            np.testing.assert_array_equal(batch[CAMERAS[0]], wanted[CAMERAS[0]])
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_read_indexes_late(server: S3Server, robot: Path, context: str) -> None:
+    upload(robot)
+    options: dict[str, Any] = {"context": 2, "preset": "raw", "columns": [CAMERAS[0]]}
+    windows, same = (gear_data.WindowDataset(gear_data.open(source), **options) for source in (URL, robot))
+    loader = torch.utils.data.DataLoader(windows, batch_size=16, num_workers=2, multiprocessing_context=context)
+    for batch, wanted in zip(loader, torch.utils.data.DataLoader(same, batch_size=16), strict=True):
+        np.testing.assert_array_equal(batch[CAMERAS[0]], wanted[CAMERAS[0]])
 
 
 def test_a_late_index_of_another_video_is_an_error(server: S3Server, robot: Path, cache: Path, tmp_path: Path) -> None:
@@ -409,15 +421,7 @@ def test_frames_at_which_decoding_cannot_begin_are_an_error(server: S3Server, ro
 HUB = """
 import sys
 import numpy as np
-import torch
-
 import gear_data
-from gear_data.cluster.addresses import Address
-from gear_data.cluster.credentials import ServerCredentials
-from gear_data.cluster.flight.server import FlightServer
-from gear_data.cluster.server.shard_server import ShardServer
-from gear_data.dataset.stores.remote import RemoteDatasetFiles
-from gear_data.storage.dataset_files import FolderFiles
 from gear_data.errors import GearError
 from gear_data.storage.videos import file_parts
 from gear_data.storage.videos import pages
