@@ -65,9 +65,7 @@ class RemoteDatasetFiles:
     ) -> None:
         self._generation = generation if opened is None else opened.generation
         self._addresses = addresses
-        self._cache = cache
-        # A folder of its own: while this client holds a lock in it, a node that uses the same cache reads the file.
-        self.videos = ShardCache(cache.folder / "nodes", cache.limit)
+        self._cache = self.videos = cache
         self._queue_pairs = queue_pairs
         self._transport = transport
         self._opened = OpenedDataset(opened)

@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -160,7 +159,8 @@ class LateIndexes:
         except IndexError:
             return  # another thread took it
         try:
-            self._fetch(number)
+            if not self._cache.holds(self._entry(number)):
+                self._fetch(number)
         except Exception as error:  # of libraries, too: this may be the only thread
             # The call that needs the index raises it again.
             ahead.failed.add(number)
@@ -184,33 +184,43 @@ class LateIndexes:
                 missing.append(number)
         return missing
 
-    def _fetch(self, number: int) -> None:
-        """Puts the index of a file into the cache, if it is not there."""
-        with self._cache.use(self._entry(number), partial(self._download, number), self._url(number), _is_sound):
-            pass
-
     def _kept(self, number: int) -> VideoFile:
         """Returns the index of a file from the cache. It is fetched if it is missing or damaged there."""
-        entry, download = self._entry(number), partial(self._download_aside, number)
-        for _ in range(2):
-            with self._cache.use(entry, download, self._url(number), _is_sound) as path, typed_write_errors(path):
+        data = self._cached(number)
+        if data is None:
+            with ThreadPoolExecutor(1, "gear-video") as thread:  # see `load`
+                data = thread.submit(self._fetch, number).result()
+        return unpacked(data)
+
+    def _cached(self, number: int) -> bytes | None:
+        """Returns the index of a file as it is in the cache; None if it is missing. A damaged one is removed."""
+        entry, url = self._entry(number), self._url(number)
+        if not self._cache.holds(entry):
+            return None
+        try:
+            with self._cache.use(entry, _refuse, url, _is_sound) as path, typed_write_errors(path):
                 data = path.read_bytes()
                 if is_whole(data):
-                    return unpacked(data)
+                    return data
                 path.unlink(missing_ok=True)
-        raise CorruptShardError("is damaged each time it is read", file=str(path), hint="check the disk of the cache")
+        except _AbsentError:
+            pass
+        return None
 
-    def _download_aside(self, number: int, target: BinaryIO) -> None:
-        """Does what `_download` does, in another thread: see `load`."""
-        with ThreadPoolExecutor(1, "gear-video") as thread:
-            thread.submit(self._download, number, target).result()
+    def _fetch(self, number: int) -> bytes:
+        """Reads the index of a file, puts it into the cache, and returns it.
 
-    def _download(self, number: int, target: BinaryIO) -> None:
-        """Reads the index of a file, and writes it as the cache keeps it."""
+        The cache is not locked meanwhile: a node of which the file is asked may use the same cache.
+        """
         with scratch_folder() as folder:
-            video = self._indexed(number, folder / "video")
-        target.write(packed(video))
-        target.truncate()
+            data = packed(self._indexed(number, folder / "video"))
+
+        def write(target: BinaryIO) -> None:
+            target.write(data)
+            target.truncate()
+
+        with self._cache.use(self._entry(number), write, self._url(number), _is_sound):
+            return data
 
     def _indexed(self, number: int, path: Path) -> VideoFile:
         """Returns the index of a file.
@@ -250,6 +260,14 @@ class LateIndexes:
 
     def _value(self, column: str, number: int) -> Any:
         return self._files.column(column)[number].as_py()
+
+
+class _AbsentError(Exception):
+    """Raised for an index that was removed from the cache meanwhile."""
+
+
+def _refuse(target: BinaryIO) -> None:
+    raise _AbsentError
 
 
 def _is_sound(path: Path) -> bool:
