@@ -18,7 +18,7 @@ import xxhash
 
 import gear_data
 from gear_data.errors import CorruptShardError, DatasetNotFoundError, GearError, ManifestError, VersionError
-from gear_data.storage.manifest import Manifest
+from gear_data.storage.manifest import FORMAT_VERSION, Manifest
 from tests.support.manifests import edited_manifest, signed
 
 
@@ -106,7 +106,7 @@ def test_another_checksum(value: Any, dataset: Path) -> None:
     with pytest.raises(ManifestError, match="checksum") as error:
         gear_data.open(dataset)
     assert error.value.hint is not None and "restore manifest.json" in error.value.hint
-    path.write_text(json.dumps(data | {"checksum": value, "version": 6}))
+    path.write_text(json.dumps(data | {"checksum": value, "version": FORMAT_VERSION + 1}))
     with pytest.raises(VersionError):
         gear_data.open(dataset)
 
@@ -138,8 +138,8 @@ def test_no_dataset(tmp_path: Path) -> None:
 
 
 def test_newer_version(edit: Any) -> None:
-    path = edit(lambda data: data.update(version=6, schema="of another kind"))
-    with pytest.raises(VersionError, match="version 6 is newer than 5") as error:
+    path = edit(lambda data: data.update(version=FORMAT_VERSION + 1, schema="of another kind"))
+    with pytest.raises(VersionError, match=f"version {FORMAT_VERSION + 1} is newer than {FORMAT_VERSION}") as error:
         gear_data.open(path)
     assert "upgrade" in str(error.value)
     assert error.value.file == str(path / "manifest.json")

@@ -8,6 +8,7 @@ import multiprocessing
 import pickle
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -239,9 +240,19 @@ def test_calls_at_once_share_the_threads(
     monkeypatch.setattr(PyavDecoder, "decode", seen)
     path, numbers = paths["av1"], np.arange(26)
     reader = FrameReader(video_index([path]), local_packets([path]), DecodeOptions(threads=2, cache_bytes=0))
-    with process_state.process_state().decoding():  # as another call
+    begun, ends = threading.Event(), threading.Event()
+
+    def another_call() -> None:
+        with process_state.process_state().decoding():
+            begun.set()
+            ends.wait(60)
+
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(another_call)
+        assert begun.wait(60)
         for _ in range(20):
             assert np.array_equal(read(reader, 0 * numbers, numbers), expected["av1"])
+        ends.set()
     assert idents == {threading.get_ident()}
     while len(idents) < 2:  # a helper may come too late for a call
         read(reader, 0 * numbers, numbers)
