@@ -30,7 +30,6 @@ from gear_data.video.decoding.frame_reader import FrameReader
 from gear_data.video.decoding.options import DecodeOptions
 from gear_data.video.frame_statistics import FrameSample, choose_sample, count_values, frame_statistics
 from gear_data.video.index_tables import VideoIndex, index_tables
-from gear_data.video.indexing.parent import live_with_parent
 from gear_data.video.indexing.worker_process import WorkerEndedError, WorkerProcess
 from gear_data.video.memory_limit import limit_memory
 from gear_data.video.segments import VideoSegments, segment_columns
@@ -150,7 +149,6 @@ class _Needed:
 
 if __name__ == "__main__":
     limit_memory(_MEMORY_BYTES)
-    live_with_parent()
     with Connection(int(sys.argv[1])) as inherited, suppress(EOFError, OSError):
         while True:
             inherited.send(_Needed(*inherited.recv()).counts())

@@ -13,7 +13,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from gear_data.errors import CorruptSourceError, GearError
-from gear_data.video.indexing.parent import live_with_parent
 from gear_data.video.memory_limit import limit_memory
 
 #: Most bytes of memory that a worker may allocate. A damaged file may declare tables of any size.
@@ -40,6 +39,5 @@ def serve(connection: Connection[Any, Any]) -> None:
 
 if __name__ == "__main__":
     limit_memory(MEMORY_BYTES)
-    live_with_parent()
     with Connection(int(sys.argv[1])) as inherited:
         serve(inherited)

@@ -103,6 +103,9 @@ class WorkerProcess:
             ours, theirs = Pipe()
             with theirs:
                 command = [sys.executable, "-m", self._module, str(theirs.fileno())]
-                process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+                # A terminal interrupts all processes of a session. The parent ends this one.
+                process = subprocess.Popen(
+                    command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL, start_new_session=True
+                )
             self._running = process, ours
         return self._running
