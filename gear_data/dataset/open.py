@@ -142,14 +142,15 @@ def open_dataset(
         return open_local(place, residency, on_bad_shard, cache_dir, cache_bytes)
 
     failure: RemoteError | None = None
-    if convert is None and cluster is None and isinstance(path, str | os.PathLike) and is_remote(plain_path(path)):
+    text = plain_path(path) if isinstance(path, str | os.PathLike) else ""
+    if convert is None and cluster is None and is_remote(text) and not _has_query(text):
         try:
             return opened(path)  # of a dataset, this saves a request
         except DatasetNotFoundError:
-            if follow or is_cluster(plain_path(path)):
+            if follow or is_cluster(text):
                 raise
         except RemoteError as error:
-            if follow or is_cluster(plain_path(path)):
+            if follow or is_cluster(text):
                 raise
             failure = error
     with dataset_place(path, convert, cache_dir, follow=follow, failure=failure) as place:
@@ -209,9 +210,16 @@ def _is_dataset(path: Any) -> bool:
         return os.path.lexists(os.path.join(text, MANIFEST_NAME))
     if is_cluster(text):
         return True
+    if _has_query(text):
+        return False
     from gear_data.storage.remote.object_store import open_file_store
 
     return open_file_store(text).size(MANIFEST_NAME) is not None
+
+
+def _has_query(text: str) -> bool:
+    """Returns whether a URL has a query, as that of a file may. With a name behind it, it is of the same file."""
+    return text.startswith(("http://", "https://")) and "?" in text
 
 
 def _is_source(path: Any) -> bool:

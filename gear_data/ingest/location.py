@@ -137,12 +137,12 @@ class Location:
 
     def with_suffix(self, *suffixes: str) -> tuple[SourceFile, ...]:
         """Returns the files with one of the suffixes, in any case."""
-        paths = self._lower_paths
-        return tuple([file for file, path in zip(self.files, paths, strict=True) if path.endswith(suffixes)])
+        names = self._lower_names
+        return tuple([file for file, name in zip(self.files, names, strict=True) if name.endswith(suffixes)])
 
     @cached_property
-    def _lower_paths(self) -> list[str]:
-        return [file.path.lower() for file in self.files]
+    def _lower_names(self) -> list[str]:
+        return [file.name.lower() for file in self.files]
 
     def file(self, name: str) -> SourceFile | None:
         """Returns the file of a name relative to the root; None if it does not exist."""
@@ -395,12 +395,14 @@ def _remote(url: str) -> Location:
         found = with_retries(lambda: _listed_files(filesystem, root), "be listed", url, MANY)
     except FileNotFoundError:
         found = {}
+    # Consoles of object stores make empty objects that stand for folders.
+    found = {path: info for path, info in found.items() if not path.endswith("/") or info.get("size")}
     if not found:
         raise SourceNotFoundError("no such file or folder", file=url, hint="check the URL, and whether you may read it")
     folder = root not in found
     files = []
     for path, info in _with_sizes(filesystem, found, url).items():
-        name = str(PurePosixPath(path).relative_to(root)) if folder else PurePosixPath(path).name
+        name = str(PurePosixPath(path).relative_to(root)) if folder else _file_name(path)
         if not any(map(_is_hidden, PurePosixPath(name).parts)):
             stamp = next((str(info[key]) for key in _STAMPS if info.get(key)), "")
             if info["type"] == "other":  # of a file system of this machine
@@ -412,6 +414,12 @@ def _remote(url: str) -> Location:
             contents = contents_name(filesystem, path, info)
             files.append(SourceFile(path, name, int(info["size"]), stamp, filesystem, contents))
     return Location(url, tuple(sorted(files, key=_natural_order)), folder=folder)
+
+
+def _file_name(path: str) -> str:
+    """Returns the name of a file that is given itself. A web server's path may have a query: `hops.hdf5?download=1`."""
+    before = PurePosixPath(path.partition("?")[0]).name
+    return before if PurePosixPath(before).suffix else PurePosixPath(path).name
 
 
 def _listed_files(filesystem: Any, root: str) -> dict[str, Any]:

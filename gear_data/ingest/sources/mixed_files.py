@@ -31,7 +31,7 @@ def files_of_other_formats(item: Format, location: Location) -> list[SourceFile]
     """Returns the data files that a format does not read."""
     if not item.suffixes:
         return []
-    return [file for file in location.with_suffix(*DATA_SUFFIXES) if not file.path.lower().endswith(item.suffixes)]
+    return [file for file in location.with_suffix(*DATA_SUFFIXES) if not file.name.lower().endswith(item.suffixes)]
 
 
 def files_left_out(item: Format, location: Location, read: Container[str]) -> Finding | None:

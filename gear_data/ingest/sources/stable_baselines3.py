@@ -58,7 +58,7 @@ SUFFIXES = (NPZ_SUFFIX, *HDF5_SUFFIXES)
 
 def buffer_container(file: SourceFile) -> Container:
     """Returns a file that can be opened as a tree."""
-    if file.path.lower().endswith(NPZ_SUFFIX):
+    if file.name.lower().endswith(NPZ_SUFFIX):
         return Container(file.name, file.size, partial(open_archive, file))
     return hdf5_tree(file)
 

@@ -13,6 +13,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import gear_data
+from gear_data.errors import SourceNotFoundError
+from gear_data.ingest.location import locate_files
+from gear_data.ingest.table_files import CSV, table_kinds
+from gear_data.storage.remote.range_reader import filesystem_of
 from tests.ingest.cached.test_opening import check
 from tests.support.rollouts import Rollout, episode_numbers, step_table, write_d4rl
 from tests.support.running.hub_server import Hub, running_hub
@@ -53,6 +57,19 @@ def test_files_in_a_bucket_are_known_by_their_etags(
     check(gear_data.open("s3://bucket/hops"), rollouts[:5])
     with pytest.raises(gear_data.errors.DatasetNotFoundError, match="no such dataset"):
         gear_data.open("s3://bucket/nothing")
+
+
+def test_objects_that_stand_for_folders_are_no_files(server: S3Server) -> None:
+    """Consoles of object stores make them. Text files are the data of a folder that holds nothing else."""
+    filesystem, place = filesystem_of("s3://bucket/hops")
+    for key in ("hops/", "hops/part/", "empty/"):
+        filesystem.call_s3("put_object", Bucket="bucket", Key=key, Body=b"")
+    filesystem.pipe_file(f"{place}/part/steps.csv", b"episode,rewards\n0,1.0\n")
+    files = locate_files("s3://bucket/hops").files
+    assert [file.name for file in files] == ["part/steps.csv"]
+    assert table_kinds(files) == {CSV: files}
+    with pytest.raises(SourceNotFoundError, match="no such file or folder"):
+        locate_files("s3://bucket/empty")
 
 
 def parquet(rollouts: list[Rollout]) -> bytes:

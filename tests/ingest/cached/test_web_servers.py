@@ -43,6 +43,13 @@ def test_a_file(source: Path, folder: Path, url: str, rollouts: list[Rollout], r
         locate_files(f"{url}others.hdf5")
 
 
+@pytest.mark.parametrize("query", ["?download=1", "?path=a/b.txt&x=1"])
+def test_a_file_whose_url_has_a_query(source: Path, folder: Path, url: str, rollouts: list[Rollout], query: str) -> None:
+    """As the links of Zenodo and of signed URLs have."""
+    source.rename(folder / "hops.hdf5")
+    check(gear_data.open(f"{url}hops.hdf5{query}"), rollouts)
+
+
 def test_a_file_that_is_listed_and_not_there(folder: Path, url: str) -> None:
     (folder / "index.html").write_text('<a href="hops.hdf5">hops.hdf5</a>')
     with pytest.raises(SourceNotFoundError, match=r"hops\.hdf5: the server lists it, and does not send it"):

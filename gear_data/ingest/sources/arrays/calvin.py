@@ -216,7 +216,7 @@ def _report_left_out(split: _Split, numbers: npt.NDArray[np.int64], findings: Fi
         message = f"steps of no recording in {_RANGES}; left out"
         findings.add(Finding("rows-left-out", message, left_out, split.name))
     for file in split.others:
-        if file.path.lower().endswith(".npy") and open_npy(file).dtype.hasobject:
+        if file.name.lower().endswith(".npy") and open_npy(file).dtype.hasobject:
             message = "a pickle, such as language annotations, which is never loaded; left out"
             findings.add(Finding("pickle-left-out", message, file=file.name))
         else:
