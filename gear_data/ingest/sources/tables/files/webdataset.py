@@ -56,6 +56,14 @@ def _tar_tables(file: SourceFile, model: pa.Schema | None) -> Iterator[pa.Table]
                 row=number,
                 hint="write the numbers of the first five samples as floats, too: 0.0 in place of 0",
             )
+        if (left_out := _left_out(example, row)) is not None:
+            raise CorruptSourceError(
+                "the first five samples lack it, and they decide which columns there are",
+                file=file.name,
+                column=left_out,
+                row=number,
+                hint="add it to the first five samples, or write this sample without it",
+            )
         rows.append(row)
         size += sum(map(_size, example.values()))
         if len(rows) >= _BLOCK_ROWS or size >= _BLOCK_BYTES:
@@ -72,6 +80,18 @@ def _is_changed(before: Any, after: Any) -> bool:
     if isinstance(after, list):
         return any(_is_changed(*pair) for pair in zip(before, after, strict=False))
     return isinstance(after, int) and isinstance(before, int | float | np.number) and bool(before != after)
+
+
+def _left_out(before: Any, after: Any) -> str | None:
+    """Returns the name of a member, or of a field of JSON, that `datasets` left out; None without."""
+    if isinstance(before, Mapping) and isinstance(after, dict):
+        for name, value in before.items():
+            inner = _left_out(value, after[name]) if name in after else ""
+            if inner is not None:
+                return f"{name}.{inner}".rstrip(".")
+    if isinstance(before, list) and isinstance(after, list):
+        return next(filter(None, map(_left_out, before, after)), None)
+    return None
 
 
 def _check_end(file: SourceFile) -> None:

@@ -101,6 +101,26 @@ def test_numbers_that_the_first_samples_rule_out_are_refused(late: dict[str, Any
     assert [episode["rewards"].item() for episode in gear_data.open(tmp_path / "e")] == [i / 2 for i in range(8)]
 
 
+@pytest.mark.parametrize(
+    ("late", "column"),
+    [
+        ({"txt": b"push"}, "txt"),
+        ({"json": {"done": True, "info": {"x": 1}, "success": False}}, "json.success"),
+        ({"json": {"done": True, "info": {"x": 1, "y": 2}}}, "json.info.y"),
+    ],
+)
+def test_members_that_the_first_samples_lack_are_refused(late: dict[str, Any], column: str, tmp_path: Path) -> None:
+    """`load_dataset` leaves them out."""
+    usual = {"json": {"done": True, "info": {"x": 1}}}
+    samples = [{**usual, **(late if i == 6 else {})} for i in range(8)]
+    with pytest.raises(CorruptSourceError, match="the first five samples lack it") as error:
+        gear_data.convert(write_samples(tmp_path / "s.tar", samples), tmp_path / "d", progress=False)
+    assert (error.value.column, error.value.row) == (column, 6)
+    samples[:5] = [samples[6]] * 5
+    table = next(require_tables(locate(write_samples(tmp_path / "t.tar", samples), None)).parts(BEGIN, END)).table
+    assert column.removeprefix("json.") in table.column_names
+
+
 def test_equal_names_keep_their_suffix(tmp_path: Path) -> None:
     source = write_samples(tmp_path / "s.tar", [{"a.txt": b"x", "a.cls": b"3"}])
     table = next(require_tables(locate(source, None)).parts(BEGIN, END)).table
