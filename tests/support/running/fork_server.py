@@ -74,7 +74,10 @@ def serve(place: str) -> Request | None:
                 return None
             if key.data == "new":
                 client, _ = listener.accept()
-                request, files = _receive(client)
+                if (received := _receive(client)) is None:
+                    client.close()
+                    continue
+                request, files = received
                 fork = os.fork()
                 if fork == 0:
                     for connection in (listener, client, *(other for _, other in forks.values())):
@@ -99,7 +102,7 @@ def serve(place: str) -> Request | None:
                     with contextlib.suppress(BrokenPipeError):  # the client may be killed at the same moment
                         client.sendall(status.to_bytes(4, "big", signed=True))
                     client.close()
-            elif key.data == "gone" and key.fd in selector.get_map():
+            elif key.data == "gone" and selector.get_map().get(key.fd) == key:  # a later client may have its number
                 # The fork's end is noticed like any other.
                 for fork, client in forks.values():
                     if client is key.fileobj:
@@ -107,10 +110,17 @@ def serve(place: str) -> Request | None:
                 selector.unregister(key.fileobj)
 
 
-def _receive(client: socket.socket) -> tuple[Request, list[int]]:
-    size, files, _, _ = socket.recv_fds(client, 8, _MOST_FILES)
+def _receive(client: socket.socket) -> tuple[Request, list[int]] | None:
+    """Returns the request and the files of a client; None if the client was killed before it sent them."""
+    sent, files, _, _ = socket.recv_fds(client, 8, _MOST_FILES)
+    size = int.from_bytes(sent, "big")
     with client.makefile("rb") as stream:
-        return json.loads(stream.read(int.from_bytes(size, "big"))), files
+        text = stream.read(size)
+    if sent and len(text) == size:
+        return json.loads(text), files
+    for file in files:
+        os.close(file)
+    return None
 
 
 def _take_files(request: Request, files: list[int]) -> None:
