@@ -8,12 +8,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
 from gear_data.errors import CorruptSourceError, GearError
+
+#: Seconds that a process may take to end when its connection is closed.
+_SECONDS_TO_END = 30.0
 
 Result = TypeVar("Result")
 
@@ -53,7 +57,9 @@ class WorkerProcess:
                 return connection.recv()
             problem = f"FFmpeg did not finish reading it within {seconds:.0f} s"
         except (EOFError, OSError):
-            problem = f"FFmpeg ended its process with status {process.wait()} while reading it"
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_SECONDS_TO_END)
+            problem = f"FFmpeg ended its process with status {process.returncode} while reading it"
         except BaseException:
             # The answer would be taken for that of the next message.
             self.close()
