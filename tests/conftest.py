@@ -260,7 +260,8 @@ def quick_spawn() -> Iterator[None]:
 
 #: Folders whose tests let the packages start many interpreters, for videos and the tasks of a conversion; and chaos.
 _QUICK_FOLDERS = (
-    "chaos", "dataset/curation", "exports/lerobot", "ingest/engine", "ingest/videos", "recording", "storage/videos",
+    "chaos", "dataset/curation", "exports/lerobot", "ingest/cached", "ingest/engine", "ingest/videos", "recording",
+    "storage/videos",
 )  # fmt: skip
 
 

@@ -27,7 +27,7 @@ def address() -> Iterator[str]:
     if chromium.executable() is None:
         pytest.skip(f"Chromium is not installed ({chromium.obstacle()})")
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Handler, directory=str(SITE)))
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_address[1]}/index.html"
     server.shutdown()

@@ -85,15 +85,22 @@ def robot(unlisted: Path) -> Path:
 
 
 @pytest.fixture
-def unlisted(tmp_path: Path) -> Path:
+def unlisted(filmed: Path, tmp_path: Path) -> Path:
     """A LeRobot set with two cameras, of four episodes of 40 steps and more."""
+    shutil.copytree(filmed, tmp_path / "robot")
+    return tmp_path / "robot"
+
+
+@pytest.fixture(scope="module")
+def filmed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    robot = tmp_path_factory.mktemp("filmed") / "robot"
     rollouts = [each for each in make_rollouts(20, seed=3, max_length=80) if len(each) > 40]
-    lerobot_videos(tmp_path / "robot", rollouts[:4])
-    for number, path in enumerate(sorted((tmp_path / "robot").rglob("*.mp4"))):
+    lerobot_videos(robot, rollouts[:4])
+    for number, path in enumerate(sorted(robot.rglob("*.mp4"))):
         codec = ("h264 with B frames", "h264, open groups", "hevc, open groups", "av1", "mpeg4")[number % 5]
         frames = len(rollouts[int(path.stem[-1])])
         encode(path, ENCODINGS[codec], frames=frames, height=192, width=256, seed=number)
-    return tmp_path / "robot"
+    return robot
 
 
 def upload(folder: Path) -> Any:
@@ -538,7 +545,7 @@ class _WebServer(SimpleHTTPRequestHandler):
 def web_server(folder: Path, *, ranges: bool) -> Iterator[str]:
     handler = type("Handler", (_WebServer,), {"ranges": ranges})
     server = ThreadingHTTPServer(("127.0.0.1", 0), partial(handler, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/robot/"

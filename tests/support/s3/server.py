@@ -40,7 +40,7 @@ class S3Server:
             "127.0.0.1", 0, self._answer, threaded=True, request_handler=werkzeug_app.MotoRequestHandler
         )
         self.endpoint = "http://{}:{}".format(*self._server.server_address[:2])
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
 
     def _answer(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
