@@ -44,7 +44,9 @@ def test_a_file(source: Path, folder: Path, url: str, rollouts: list[Rollout], r
 
 
 @pytest.mark.parametrize("query", ["?download=1", "?path=a/b.txt&x=1"])
-def test_a_file_whose_url_has_a_query(source: Path, folder: Path, url: str, rollouts: list[Rollout], query: str) -> None:
+def test_a_file_whose_url_has_a_query(
+    source: Path, folder: Path, url: str, rollouts: list[Rollout], query: str
+) -> None:
     """As the links of Zenodo and of signed URLs have."""
     source.rename(folder / "hops.hdf5")
     check(gear_data.open(f"{url}hops.hdf5{query}"), rollouts)
