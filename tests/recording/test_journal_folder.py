@@ -8,7 +8,7 @@ import os
 import resource
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
@@ -91,11 +91,9 @@ def in_child(function: Callable[[], object]) -> list[str]:
 
 
 @pytest.fixture
-def only_new_garbage() -> Iterator[None]:
+def only_new_garbage() -> None:
     """Objects of earlier tests stay in children: collecting them takes seconds, and not all can be finalized there."""
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.processes
