@@ -105,7 +105,7 @@ def check_joins(columns: Iterable[ColumnSpec], schema: Schema, dataset: str) -> 
 def _infer(name: str, value: Any, where: str) -> ColumnSpec:
     if isinstance(value, str | bytes):
         return ColumnSpec(name, "string" if isinstance(value, str) else "binary")
-    array = np.asarray(value)
+    array = as_array(value, None, name, where)
     if array.dtype.name not in DTYPES or 0 in array.shape:
         raise UnsupportedColumnError(
             f"{where} has a value of dtype {array.dtype} and shape {array.shape}",
@@ -151,9 +151,9 @@ def checked_rows(value: Any, column: ColumnSpec, rows: int, where: str) -> npt.N
 
 
 def _checked_array(value: Any, column: ColumnSpec, shape: tuple[int, ...], where: str) -> npt.NDArray[Any]:
-    dtype, array = column.numpy_dtype, np.asarray(value)
+    dtype, array = column.numpy_dtype, as_array(value, None, column.name, where)
     if array.dtype != dtype and _is_weak(value, dtype):
-        array = np.asarray(value, dtype)
+        array = as_array(value, dtype, column.name, where)
     if array.dtype != dtype or array.shape != shape:
         hint = f"convert it: numpy.asarray(value, '{dtype}')" if array.dtype != dtype else None
         raise InvalidArgumentError(
@@ -162,6 +162,17 @@ def _checked_array(value: Any, column: ColumnSpec, shape: tuple[int, ...], where
             hint=hint,
         )
     return array
+
+
+def as_array(value: Any, dtype: np.dtype[Any] | None, column: str, where: str) -> npt.NDArray[Any]:
+    """Returns `numpy.asarray(value, dtype)`.
+
+    Raises InvalidArgumentError for what is no array, such as ragged lists, and for numbers that the dtype cannot hold.
+    """
+    try:
+        return np.asarray(value, dtype)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InvalidArgumentError(f"{where} has a value that is no array: {error}", column=column) from error
 
 
 def _is_weak(value: Any, dtype: np.dtype[Any]) -> bool:
@@ -198,16 +209,23 @@ def one_row(value: Any) -> Any:
 
 
 def num_rows(steps: Mapping[str, Any]) -> int:
-    """Returns the number of rows of the first column. Raises InvalidArgumentError without columns or rows."""
+    """Returns the number of rows of the first column. Raises InvalidArgumentError without columns."""
     if not steps:
         raise InvalidArgumentError("a step has no columns", hint="give observations, actions, rewards, ...")
-    name, value = next(iter(steps.items()))
-    try:
-        return len(value)
-    except TypeError:
-        raise InvalidArgumentError(
-            f"is {type(value).__name__}, not an array with a row for each environment", column=name
-        ) from None
+    return len(next(iter(steps.values())))
+
+
+def first_row(steps: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values of the first row. Raises InvalidArgumentError if a column has no rows."""
+    row = {}
+    for name, value in steps.items():
+        try:
+            row[name] = value[0]
+        except (TypeError, IndexError, KeyError):
+            raise InvalidArgumentError(
+                f"is {type(value).__name__}, not an array with a row for each environment", column=name
+            ) from None
+    return row
 
 
 def checked_flags(value: Any, count: int, name: str) -> npt.NDArray[np.bool_]:
@@ -215,7 +233,9 @@ def checked_flags(value: Any, count: int, name: str) -> npt.NDArray[np.bool_]:
 
     Raises InvalidArgumentError if they have another dtype or shape.
     """
-    flags = np.zeros(count, np.bool_) if value is None else np.asarray(value)
+    flags = (
+        np.zeros(count, np.bool_) if value is None else as_array(value, None, name, f"a step of {count} environments")
+    )
     if flags.dtype != np.bool_ or flags.shape != (count,):
         raise InvalidArgumentError(f"{name} must be bool [{count}], not {flags.dtype} {list(flags.shape)}")
     return flags

@@ -32,6 +32,7 @@ from gear_data.recording.step_columns import (
     checked_flags,
     checked_rows,
     checked_value,
+    first_row,
     flat_step,
     infer_columns,
     num_rows,
@@ -224,11 +225,11 @@ class Writer:
             self._wait()
         with self._mutex:
             flat, frames = self._cameras.split(flat_step(steps))
+            first = first_row(flat), first_row(frames)
             count = num_rows(flat)
             environments = list(range(count)) if env_id is None else [int(each) for each in env_id]
             if len(environments) != count or len(set(environments)) != count:
                 raise InvalidArgumentError(f"env_id must be {count} different ints, not {environments!r:.80}")
-            first = ({name: value[0] for name, value in values.items()} for values in (flat, frames))
             opened = self._opened(*first)
             where = f"a step of {count} environments"
             check_names(flat, self._columns, where)

@@ -263,6 +263,7 @@ def test_other_files_are_not_touched(tmp_path: Path) -> None:
         ({"observations": np.zeros(3, np.float32), "actions": 1.0}, r"has float32 \[3\]"),
         ({"observations": np.zeros(2, np.float32), "actions": "left"}, "column 'actions'"),
         ({"observations": np.zeros(2, np.float32), "actions": True}, "has bool"),
+        ({"observations": [[1.0], [2.0, 3.0]], "actions": 1.0}, "has a value that is no array"),
     ],
 )
 def test_wrong_steps_leave_the_episode_as_it_is(tmp_path: Path, step: dict[str, Any], message: str) -> None:
@@ -291,6 +292,13 @@ def test_wrong_batches_add_no_step(tmp_path: Path) -> None:
             ({"env_id": [0, 1, 1]}, "3 different ints"),
             ({"terminated": [1, 0, 0]}, r"terminated must be bool \[3\]"),
             ({"final": np.zeros((2, 2)), "terminated": np.ones(3, bool)}, "a step of 3 environments"),
+            ({"observations": [[1.0], [2.0, 3.0], [4.0]]}, "a step of 3 environments has a value that is no array"),
+            ({"actions": 1}, "column 'actions': is int, not an array with a row for each environment"),
+            ({"actions": np.int64(1)}, "column 'actions': is int64, not an array"),
+            ({"observations": np.zeros(())}, "column 'observations': is ndarray, not an array"),
+            ({"actions": []}, "column 'actions': is list, not an array"),
+            ({"terminated": [[True], [True, False], [True]]}, "terminated"),
+            ({"actions": [1, 2, 1 << 70]}, "column 'actions'"),
         ):
             with pytest.raises(InvalidArgumentError, match=message):
                 writer.append_batch(**{**rows, **change})

@@ -13,7 +13,7 @@ from gear_data.errors import InvalidArgumentError, UnsupportedColumnError
 from gear_data.recording.cameras.camera import Camera
 from gear_data.recording.cameras.encoding_threads import EncodingThreads
 from gear_data.recording.cameras.episode_video import EpisodeVideo
-from gear_data.recording.step_columns import check_names
+from gear_data.recording.step_columns import as_array, check_names
 from gear_data.schema import ColumnSpec, VideoFormat, video_column
 from gear_data.storage.journal.record import RecordedVideo
 from gear_data.storage.journal.videos import next_number, video_file
@@ -98,7 +98,7 @@ class CameraRecorder:
                 "cameras need a Writer of a folder on this machine", hint="record here, or leave cameras out"
             )
         if not self.columns:
-            arrays = {name: np.asarray(frames[name]) for name in self._cameras}
+            arrays = {name: as_array(frames[name], None, name, "the first step") for name in self._cameras}
             self.columns = tuple(self._column(name, each.dtype.name, each.shape) for name, each in arrays.items())
         self._folder, self._next = folder, next_number(folder)
 
@@ -116,7 +116,7 @@ class CameraRecorder:
         check_names(frames, self._cameras, where)
         found = {}
         for column in self.columns:
-            array = np.asarray(frames[column.name])
+            array = as_array(frames[column.name], None, column.name, where)
             shape = column.shape if rows is None else (rows, *column.shape)
             if array.dtype != np.uint8 or array.shape != shape:
                 raise InvalidArgumentError(
