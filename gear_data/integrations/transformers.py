@@ -96,13 +96,13 @@ class LoaderTrainer(Trainer):
         _check_end(loader)
         if gathers and not self.args.prediction_loss_only:
             _check_rows(loader)
-        return DataLoader(_Evaluation(PreparedLoader(self.accelerator, loader)), batch_size=None)
+        return _EvaluationBatches(_Evaluation(PreparedLoader(self.accelerator, loader)), batch_size=None)
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
         """Returns the number of windows of a pass, of all processes."""
-        if isinstance(dataloader.dataset, SequenceLoader | _Passes | _Evaluation):
-            batch_size: int = self.train_dataset.batch_size
-            return len(dataloader.dataset) * batch_size
+        if isinstance(dataloader.dataset, _Passes | _Evaluation):
+            loader: SequenceLoader = dataloader.dataset.loader
+            return (len(loader) - 1) * loader.batch_size + loader._layout.last_rows
         return super().num_examples(dataloader)  # type: ignore[no-any-return]
 
     def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
@@ -137,13 +137,13 @@ def _check_rows(loader: SequenceLoader) -> None:
 class _Passes(IterableDataset[Any]):
     """A loader's passes, each from its beginning.
 
-    Args:
+    Attributes:
         loader: the loader.
     """
 
     def __init__(self, loader: SequenceLoader) -> None:
         super().__init__()
-        self._loader = loader
+        self.loader = loader
         # The first iteration after `resume`.
         self._resumed: Iterator[Any] | None = None
 
@@ -154,37 +154,48 @@ class _Passes(IterableDataset[Any]):
             state: of the loader.
             dropped: number of batches that `Trainer` drops first. It gets None for each, so none is built again.
         """
-        self._loader.load_state_dict(state)
+        self.loader.load_state_dict(state)
         # A loader refuses to resume below a frame of Accelerate that drops batches, as `Trainer` does here.
-        self._resumed = chain(repeat(None, dropped), iter(self._loader))
+        self._resumed = chain(repeat(None, dropped), iter(self.loader))
 
     def __len__(self) -> int:
-        return len(self._loader)
+        return len(self.loader)
 
     def __bool__(self) -> bool:
         return True
 
     def __iter__(self) -> Iterator[Any]:
         batches, self._resumed = self._resumed, None
-        return iter(self._loader) if batches is None else batches
+        return iter(self.loader) if batches is None else batches
 
 
 class _Evaluation(IterableDataset[Any]):
     """A loader's batches for an evaluation. Accelerate knows the last one, where `batch_eval_metrics` ends.
 
+    It has no length, which `Trainer` would take for the number of windows.
+
     Args:
         batches: the loader, prepared.
+
+    Attributes:
+        loader: the loader.
     """
 
     def __init__(self, batches: PreparedLoader) -> None:
         super().__init__()
-        self._batches = batches
-
-    def __len__(self) -> int:
-        return len(self._batches)
+        self.loader, self._batches = batches.loader, batches
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self._batches)
+
+
+class _EvaluationBatches(DataLoader[Any]):
+    """A DataLoader of an `_Evaluation`, whose length is the number of batches."""
+
+    dataset: _Evaluation
+
+    def __len__(self) -> int:
+        return len(self.dataset.loader)
 
 
 class _LoadState(TrainerCallback):

@@ -50,10 +50,19 @@ trainer = LoaderTrainer(policy, arguments(max_steps=4), train_dataset=loader, ev
 assert trainer.args.per_device_train_batch_size == 8
 trainer.train()
 assert loader.state_dict()["step"] == 4
-losses = [trainer.evaluate()["eval_loss"] for _ in range(2)]
+measured = [trainer.evaluate() for _ in range(2)]
+losses = [each["eval_loss"] for each in measured]
+for each in measured:  # the seconds are rounded
+    assert each["eval_samples_per_second"] * each["eval_runtime"] == pytest.approx(24, rel=0.1)
 with torch.no_grad():
     expected = torch.stack([policy(**batch)["loss"] for batch in val]).mean().item()
 assert losses == pytest.approx([expected, expected], rel=1e-5)
+
+# The number of windows, also of a pass whose last batch is short, in batches of another size than in training.
+short = gear_data.SequenceLoader(ds, 7, context=5, sampler="shuffle", epochs=1)
+for each, windows in ((val, 24), (short, sum(len(batch["actions"]) for batch in short))):
+    assert trainer.num_examples(trainer.get_eval_dataloader(each)) == windows
+assert windows % 7
 
 # Predictions, also those of a loader whose batches processes could not share equally, where none are gathered.
 predicted = LoaderTrainer(Predicting(), arguments(max_steps=4), train_dataset=loader).predict(val)
@@ -61,8 +70,8 @@ assert predicted.predictions.shape == (24, 5, 3)
 assert predicted.label_ids.tolist() == torch.cat([batch["actions"] for batch in val]).tolist()
 uneven = gear_data.SequenceLoader(ds, 7, context=5, steps=2, rank=0, world_size=2)
 assert LoaderTrainer(Policy(), arguments(max_steps=4), train_dataset=loader).evaluate(uneven)["eval_loss"] > 0
-measured = LoaderTrainer(Predicting(), arguments(max_steps=4), train_dataset=loader, compute_metrics=lambda found: {})
-for evaluation in (measured.evaluate, measured.predict):
+metered = LoaderTrainer(Predicting(), arguments(max_steps=4), train_dataset=loader, compute_metrics=lambda found: {})
+for evaluation in (metered.evaluate, metered.predict):
     with pytest.raises(InvalidArgumentError, match="7 rows in a batch, and 7 in the last one, for 2 processes"):
         evaluation(uneven)
 
