@@ -61,11 +61,11 @@ def test_files_in_a_bucket_are_known_by_their_etags(
 
 def test_objects_that_stand_for_folders_are_no_files(server: S3Server) -> None:
     """Consoles of object stores make them. Text files are the data of a folder that holds nothing else."""
-    filesystem, place = filesystem_of("s3://bucket/hops")
-    for key in ("hops/", "hops/part/", "empty/"):
+    filesystem, place = filesystem_of("s3://bucket/console")
+    for key in ("console/", "console/part/", "empty/"):
         filesystem.call_s3("put_object", Bucket="bucket", Key=key, Body=b"")
     filesystem.pipe_file(f"{place}/part/steps.csv", b"episode,rewards\n0,1.0\n")
-    files = locate_files("s3://bucket/hops").files
+    files = locate_files("s3://bucket/console").files
     assert [file.name for file in files] == ["part/steps.csv"]
     assert table_kinds(files) == {CSV: files}
     with pytest.raises(SourceNotFoundError, match="no such file or folder"):
