@@ -379,6 +379,12 @@ TABLES: dict[str, Advice | Scene] = {
         "0.0 in place of 0",
         source=lambda source: tar(*map(sample, range(12)))(source.parent),
     ),
+    "WebDataset, a member that the first samples lack": Advice(
+        tar(*[sample(i, **({"txt": b"x"} if i == 7 else {})) for i in range(12)]),
+        CorruptSourceError,
+        "or write this sample without it",
+        source=lambda source: tar(*map(sample, range(12)))(source.parent),
+    ),
     "WebDataset, a pickle": Advice(
         tar(*[sample(i, pkl=pickle.dumps(1)) for i in range(12)]),
         UnsupportedColumnError,
