@@ -270,7 +270,7 @@ class Film(gymnasium.Env[Any, Any]):
 
 @pytest.mark.parametrize("vector", [False, True])
 def test_environments_with_images(tmp_path: Path, vector: bool) -> None:
-    camera = gear_data.Camera(fps=10)
+    camera = gear_data.Camera(fps=10, options=EXACT["h264"])
     env: Any = gymnasium.vector.SyncVectorEnv([Film, Film]) if vector else Film()
     env = gear_data.record(env, tmp_path / "recorded", cameras={"observations.image": camera})
     for _ in range(2):
